@@ -1,0 +1,1 @@
+"""What is served: the FastAPI app, its routes and the dashboard."""

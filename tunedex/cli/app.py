@@ -1,0 +1,62 @@
+"""The command tree, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from tunedex.cli import db, devices, kernels, lookup, promote, serve, sweep
+from tunedex.core.errors import TunedexError
+
+app = typer.Typer(
+    name="tuner",
+    help="Find the fastest correct config of every kernel on this hardware, remember it, and answer whoever asks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for group in (devices, kernels, sweep, lookup, serve, promote, db):
+    group.register(app)
+
+#: The distribution that an import name belongs to, by the extra that installs it.
+_EXTRAS = {
+    "tuner": {"torch", "triton", "optuna", "numba", "numpy", "pynvml", "cuda"},
+    "server": {"fastapi", "uvicorn", "jinja2", "prometheus_client", "starlette", "swagger_ui_bundle"},
+    "db": {"sqlalchemy", "alembic", "psycopg"},
+}
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``tuner`` with ``arguments`` and return its exit code; prints one line for an error."""
+    try:
+        code = app(arguments, prog_name="tuner", standalone_mode=False)
+    except TunedexError as error:
+        return _fail(str(error))
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stdout.write(f"{error.format_message()}\n")
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except ModuleNotFoundError as error:
+        root = (error.name or "").split(".")[0]
+        extra = next((extra for extra, names in _EXTRAS.items() if root in names), None)
+        if extra is None:
+            raise
+        return _fail(f"{root} is not installed; pip install 'tunedex[{extra}]'")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"tuner: {' '.join(message.split())}\n")
+    return 2

@@ -1,0 +1,69 @@
+"""Printing: one JSON document on standard output with ``--json``, else a table; everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
+]
+DbOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        help="Database URL (sqlite:///FILE, postgresql://...) or a file; default TUNEDEX_DB, else the user's data folder.",
+        show_default=False,
+    ),
+]
+
+
+def say(message: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"{message}\n")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on standard output; numbers that are not finite become null."""
+    sys.stdout.write(json.dumps(_finite(document), indent=2, default=str) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+    """A table on standard output, as wide as the terminal, or as its content where the output is no terminal."""
+    console = Console(file=sys.stdout, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 240
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.lstrip("<"), justify="left" if column.startswith("<") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console.print(table)
+
+
+def microseconds(value: float | None) -> str:
+    """A time for people: three digits and its unit; a dash where there is none."""
+    if value is None:
+        return "-"
+    for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms"), (math.inf, 1e6, "s")):
+        if value < limit:
+            return f"{value / scale:.3g} {unit}"
+    return "-"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

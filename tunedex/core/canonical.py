@@ -1,0 +1,52 @@
+"""The one spelling of a value, and the key that is its hash.
+
+Canonical JSON has sorted keys, no spaces, integers as integers and only finite numbers, so equal values
+have equal text in every process, on every Python, in every database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+KEY_HEX_DIGITS = 32
+
+#: Dimensions and tunables are stored as 64-bit signed integers everywhere.
+MAX_INT = 2**63 - 1
+
+
+def canonical_json(value: Any) -> str:
+    """Spell ``value`` canonically.
+
+    Raises:
+        ValueError: a number is not finite, or a key is not a string.
+        TypeError: a value is of a type that JSON does not have.
+    """
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def key_of(value: Any) -> str:
+    """The first 32 hexadecimal digits of the SHA-256 of ``value``'s canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:KEY_HEX_DIGITS]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a finite number")
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f"key {name!r} is not a string")
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no canonical form")

@@ -1,0 +1,42 @@
+"""A config: the values of every tunable, first of all which implementation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tunedex.core.canonical import key_of
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """One point of a space. ``values`` holds the tunables of ``implementation`` by name."""
+
+    implementation: str
+    values: Mapping[str, Value] = field(default_factory=dict, hash=False)
+
+    @cached_property
+    def key(self) -> str:
+        return key_of(self.to_dict())
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def streams(self) -> int:
+        return int(self.values.get("streams", 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"implementation": self.implementation, **self.values}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Config:
+        values = dict(data)
+        return cls(values.pop("implementation"), values)
+
+    def __str__(self) -> str:
+        return " ".join([self.implementation, *(f"{name}={value}" for name, value in self.values.items())])

@@ -1,0 +1,87 @@
+"""What one trial gave: a measurement, or a failure of a named kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class FailureKind(StrEnum):
+    """Why a config has no time."""
+
+    COMPILE_ERROR = "compile_error"
+    OUT_OF_RESOURCES = "out_of_resources"
+    ILLEGAL_ACCESS = "illegal_access"
+    TIMEOUT = "timeout"
+    WRONG_RESULT = "wrong_result"
+    CRASH = "crash"
+    OOM = "oom"
+    INVALID_TIMING = "invalid_timing"
+
+
+class Policy(StrEnum):
+    """How a time was taken: launched one by one or replayed in a CUDA graph, with a cold or a warm L2 cache."""
+
+    EAGER_COLD = "eager-cold"
+    EAGER_WARM = "eager-warm"
+    GRAPH_COLD = "graph-cold"
+    GRAPH_WARM = "graph-warm"
+
+    @property
+    def graph(self) -> bool:
+        return self.value.startswith("graph")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel needs of one multiprocessor; None where the compiler does not tell."""
+
+    shared_memory_bytes: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time of one config on one problem, with what it costs besides.
+
+    ``time_us`` is the median and ``p20_us``, ``p80_us`` the quantiles of ``samples`` timed calls under
+    ``policy``. ``error`` is the larger relative L2 error against float64 over the input sets; ``lossless``
+    says that the acceptance rule held with no ``max_error``. ``peak_memory_bytes`` is what the call
+    allocates beyond its operands and outputs. ``output_hash`` is of the output's bits on the fixed inputs.
+    """
+
+    time_us: float
+    p20_us: float
+    p80_us: float
+    samples: int
+    policy: Policy
+    error: float
+    lossless: bool
+    output_hash: str
+    peak_memory_bytes: int = 0
+    resources: Resources = Resources()
+    energy_j: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        values = dict(data)
+        values["policy"] = Policy(values["policy"])
+        values["resources"] = Resources(**values.get("resources", {}))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A config that has no time; ``detail`` is one line, with the place and the size of the fault where known."""
+
+    kind: FailureKind
+    detail: str = ""
+
+
+Outcome = Measurement | Failure

@@ -1,0 +1,228 @@
+"""What a kernel accepts, as data: whoever holds a signature can check a problem and serve the default config.
+
+A signature needs no kernel code, so the server image, a client and a snapshot all carry it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tunedex.core.canonical import MAX_INT
+from tunedex.core.config import Config, Value
+from tunedex.core.device import Device
+from tunedex.core.dtypes import dtype_name
+from tunedex.core.errors import BadInput
+from tunedex.core.problem import ALIGNMENT_BYTES, LAYOUTS, Problem
+
+#: How a tuned size may answer for another: any size near enough, one divisible by n alike, or only the same.
+MATCHING = re.compile(r"free|exact|divisible\([1-9]\d*\)")
+KERNEL_NAME = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A named size. ``matching`` is ``free``, ``divisible(n)`` or ``exact``; one with a ``default`` may be left out."""
+
+    name: str
+    matching: str = "free"
+    default: int | None = None
+
+
+BATCH = Dimension("batch", "free", 1)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A declared enumeration that changes the result, for example ``gelu`` = ``erf`` or ``tanh``."""
+
+    name: str
+    choices: tuple[str, ...]
+    default: str
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a kernel reads, with the dtypes it may have."""
+
+    name: str
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DefaultRule:
+    """``config`` is the default where every range holds and the device is of ``kind`` and large enough.
+
+    ``ranges`` maps a dimension to its inclusive bounds. The first rule that fits is used, so a list ends with
+    a rule of no range and no limit for each kind of device.
+    """
+
+    kind: str
+    config: Mapping[str, Value]
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    min_shared_memory_bytes: int = 0
+
+    def fits(self, problem: Problem, device: Device) -> bool:
+        return (
+            device.kind == self.kind
+            and device.shared_memory_bytes >= self.min_shared_memory_bytes
+            and all(low <= problem.dims[name] <= high for name, (low, high) in self.ranges.items())
+        )
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's name, version and formula, and the problems that it takes."""
+
+    kernel: str
+    version: str
+    formula: str
+    dimensions: tuple[Dimension, ...]
+    operands: tuple[Operand, ...]
+    attributes: tuple[Attribute, ...] = ()
+    layouts: tuple[str, ...] = ("contiguous", "strided")
+    defaults: tuple[DefaultRule, ...] = ()
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every parameter name that a request for this kernel may carry."""
+        return frozenset(
+            {d.name for d in self.dimensions}
+            | {a.name for a in self.attributes}
+            | {f"{o.name}_dtype" for o in self.operands}
+            | {"dtype", "layout", "alignment"}
+        )
+
+    def problem(self, parameters: Mapping[str, Any]) -> Problem:
+        """The problem that flat ``parameters`` name: dimensions, attributes, ``dtype`` or ``x_dtype``, ``layout``,
+        ``alignment``. Texts are read as the command line and a URL give them. A size of zero is accepted here.
+
+        Raises:
+            BadInput: a name or a value is wrong, or one is missing.
+        """
+        if unknown := sorted(set(parameters) - self.names):
+            raise BadInput(
+                f"{self.kernel} has no parameter {unknown[0]!r}; it takes {', '.join(self._spoken())}", field=unknown[0]
+            )
+        dims: dict[str, int] = {}
+        for dimension in self.dimensions:
+            value = parameters.get(dimension.name, dimension.default)
+            if value is None:
+                raise BadInput(
+                    f"{self.kernel} needs {dimension.name}; it takes {', '.join(self._spoken())}", field=dimension.name
+                )
+            dims[dimension.name] = whole_number(dimension.name, value)
+        attributes: dict[str, str] = {}
+        for attribute in self.attributes:
+            choice = str(parameters.get(attribute.name, attribute.default))
+            if choice not in attribute.choices:
+                raise BadInput(
+                    f"{attribute.name}={choice} is not a choice of {self.kernel}; it takes "
+                    f"{' or '.join(attribute.choices)}",
+                    field=attribute.name,
+                )
+            attributes[attribute.name] = choice
+        layout = str(parameters.get("layout", "contiguous"))
+        if layout not in self.layouts:
+            known = layout in LAYOUTS
+            raise BadInput(
+                f"layout {layout!r} is {'not taken by ' + self.kernel if known else 'unknown'}; "
+                f"it takes {' or '.join(self.layouts)}",
+                field="layout",
+            )
+        alignment = whole_number("alignment", parameters.get("alignment", ALIGNMENT_BYTES))
+        if alignment not in (1, 2, 4, 8, 16):
+            raise BadInput(f"alignment={alignment} is not 1, 2, 4, 8 or 16 bytes", field="alignment")
+        return Problem(self.kernel, dims, attributes, self._dtypes(parameters), layout, alignment)
+
+    def default(self, problem: Problem, device: Device) -> Config | None:
+        """The config of the first default rule that fits; None where the kernel has none for such a device."""
+        rule = next((rule for rule in self.defaults if rule.fits(problem, device)), None)
+        return Config.from_dict(rule.config) if rule else None
+
+    def _dtypes(self, parameters: Mapping[str, Any]) -> dict[str, str]:
+        dtypes: dict[str, str] = {}
+        for operand in self.operands:
+            field_name = f"{operand.name}_dtype" if f"{operand.name}_dtype" in parameters else "dtype"
+            if field_name not in parameters:
+                raise BadInput(f"{self.kernel} needs dtype (or {operand.name}_dtype)", field="dtype")
+            name = dtype_name(parameters[field_name])
+            if name not in operand.dtypes:
+                raise BadInput(
+                    f"{self.kernel} takes no {name} for {operand.name}; it takes {', '.join(operand.dtypes)}",
+                    field=field_name,
+                )
+            dtypes[operand.name] = name
+        return dtypes
+
+    def _spoken(self) -> list[str]:
+        optional = [f"[{a.name}={'|'.join(a.choices)}]" for a in self.attributes]
+        dims = [d.name if d.default is None else f"[{d.name}]" for d in self.dimensions]
+        return [*dims, *optional, "dtype"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel,
+            "version": self.version,
+            "formula": self.formula,
+            "dimensions": [{"name": d.name, "matching": d.matching, "default": d.default} for d in self.dimensions],
+            "operands": [{"name": o.name, "dtypes": list(o.dtypes)} for o in self.operands],
+            "attributes": [{"name": a.name, "choices": list(a.choices), "default": a.default} for a in self.attributes],
+            "layouts": list(self.layouts),
+            "defaults": [
+                {
+                    "kind": r.kind,
+                    "config": dict(r.config),
+                    "ranges": {name: list(bounds) for name, bounds in r.ranges.items()},
+                    "min_shared_memory_bytes": r.min_shared_memory_bytes,
+                }
+                for r in self.defaults
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Signature:
+        return cls(
+            kernel=data["kernel"],
+            version=data["version"],
+            formula=data["formula"],
+            dimensions=tuple(Dimension(d["name"], d["matching"], d["default"]) for d in data["dimensions"]),
+            operands=tuple(Operand(o["name"], tuple(o["dtypes"])) for o in data["operands"]),
+            attributes=tuple(Attribute(a["name"], tuple(a["choices"]), a["default"]) for a in data["attributes"]),
+            layouts=tuple(data["layouts"]),
+            defaults=tuple(
+                DefaultRule(
+                    r["kind"],
+                    dict(r["config"]),
+                    {name: (low, high) for name, (low, high) in r["ranges"].items()},
+                    r["min_shared_memory_bytes"],
+                )
+                for r in data["defaults"]
+            ),
+        )
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Read a size: an int, a float with no fraction, an integer's text, or anything with ``__index__``; not a bool.
+
+    Raises:
+        BadInput: it is not a whole number from 0 to 2^63 - 1.
+    """
+    number: int | None = None
+    if isinstance(value, str):
+        if re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", value):
+            number = int(value)
+    elif isinstance(value, float):
+        number = int(value) if value.is_integer() else None
+    elif not isinstance(value, bool) and hasattr(value, "__index__"):
+        number = int(value.__index__())
+    if number is None:
+        raise BadInput(f"{name}={value} is not a whole number", field=name)
+    if number < 0:
+        raise BadInput(f"{name}={number} is negative", field=name)
+    if number > MAX_INT:
+        raise BadInput(f"{name}={number} is over 2^63 - 1", field=name)
+    return number

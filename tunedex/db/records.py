@@ -1,0 +1,124 @@
+"""What the store takes and gives besides core's values: trials, sweeps, revisions, misses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from tunedex.core.config import Config
+from tunedex.core.measurement import Failure, Measurement
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+
+
+class Stage(StrEnum):
+    """When a trial was taken: while searching, or in the interleaved final."""
+
+    SEARCH = "search"
+    FINAL = "final"
+
+
+class SweepStatus(StrEnum):
+    """``running`` also after a kill: a sweep that ends by itself says how."""
+
+    RUNNING = "running"
+    DONE = "done"
+    PARTIAL = "partial"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One config tried on one problem on one device in one environment.
+
+    ``warm_us`` is the median with a warm L2 cache, taken in finals only; ``clock_mhz``, ``temperature_c`` and
+    ``throttle`` are read beside the measurement where the device reports them.
+    """
+
+    problem: Problem
+    device: str
+    environment: str
+    kernel_version: str
+    config: Config
+    outcome: Measurement | Failure
+    stage: Stage = Stage.SEARCH
+    sweep: int | None = None
+    warm_us: float | None = None
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle: str | None = None
+    id: int | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run of ``tuner sweep`` on one device, with the options it ran under."""
+
+    device: str
+    environment: str
+    options: Mapping[str, Any]
+    status: SweepStatus = SweepStatus.RUNNING
+    id: int | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """A published row with its problem and the revisions it is valid for: from ``since``, up to before ``until``."""
+
+    device: str
+    problem: Problem
+    row: Row
+    since: int
+    until: int | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A problem that was asked for on a device and had no exact answer."""
+
+    device: str
+    problem: Problem
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device reaches in practice in one environment, measured once.
+
+    ``copy_bytes_s`` counts bytes read and written; ``flops_s`` maps a `Cost.peak` (``bfloat16``, ``tf32``, ...) to
+    the rate of the vendor's matrix product.
+    """
+
+    copy_bytes_s: float
+    flops_s: Mapping[str, float] = field(default_factory=dict)
+
+    def share(self, flops: float, peak: str, bytes_: float, time_us: float) -> float | None:
+        """The roofline share: the larger of bytes / copy rate and FLOPs / matmul rate, over the time."""
+        if time_us <= 0 or self.copy_bytes_s <= 0:
+            return None
+        floor_s = bytes_ / self.copy_bytes_s
+        if rate := self.flops_s.get(peak):
+            floor_s = max(floor_s, flops / rate)
+        return floor_s / (time_us * 1e-6)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some of a list, in its order; ``next`` is what to pass as ``after`` for those that follow, None at the end."""
+
+    items: list[T]
+    next: str | None = None

@@ -1,0 +1,1 @@
+"""Finds the best: device detection, compile pool, worker process, measuring, verifying, search, sweep."""
