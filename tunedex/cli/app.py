@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from tunedex.cli import db, devices, kernels, lookup, promote, serve, sweep
@@ -13,7 +12,6 @@ from tunedex.core.errors import TunedexError
 app = typer.Typer(
     name="tuner",
     help="Find the fastest correct config of every kernel on this hardware, remember it, and answer whoever asks.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -30,20 +28,21 @@ _EXTRAS = {
 }
 
 
+#: Typer carries its own copy of click from 0.20 on, so the class is found from one that typer exports.
+_UsageProblem = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
 def run(arguments: list[str]) -> int:
     """Run ``tuner`` with ``arguments`` and return its exit code; prints one line for an error."""
     try:
-        code = app(arguments, prog_name="tuner", standalone_mode=False)
+        code = app(arguments or ["--help"], prog_name="tuner", standalone_mode=False)
     except TunedexError as error:
         return _fail(str(error))
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stdout.write(f"{error.format_message()}\n")
-        return 2
-    except click.ClickException as error:
+    except _UsageProblem as error:
         return _fail(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
         sys.stderr.close()

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
+    bool, typer.Option("--json", help="Print one JSON document and nothing else.")
 ]
 DbOption = Annotated[
     str | None,
     typer.Option(
         "--db",
         metavar="URL",
-        help="Database URL (sqlite:///FILE, postgresql://...) or a file; default TUNEDEX_DB, else the user's data folder.",
+        help="Database URL (sqlite:///FILE, postgresql://...) or a file; default TUNEDEX_DB, else a file of yours.",
         show_default=False,
     ),
 ]
