@@ -117,6 +117,17 @@ class CompileError(Exception):
     """A compiler refuses a config; the message is its first telling line."""
 
 
+class OverLimit(CompileError):
+    """A config compiles, but needs more of a resource than the device has: ``needed`` and ``limit`` in its units."""
+
+    def __init__(self, resource: str, needed: int, limit: int) -> None:
+        super().__init__(resource, needed, limit)
+        self.resource, self.needed, self.limit = resource, needed, limit
+
+    def __str__(self) -> str:
+        return f"needs {self.needed} of {self.resource}, the device has {self.limit}"
+
+
 class Kernel(ABC):
     """A kernel. Subclasses set the class attributes and write the methods; one instance of each exists."""
 
