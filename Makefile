@@ -8,6 +8,10 @@ BASE_PYTHON ?= python3
 
 .venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
+	@$(BASE_PYTHON) -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	    echo "make: $(BASE_PYTHON) is no Python 3.11, 3.12 or 3.13 with venv; name one: make $(MAKECMDGOALS) BASE_PYTHON=python3.11" >&2; \
+	    exit 2; }
+	@echo "Building .venv with $$($(BASE_PYTHON) --version); the first time takes some minutes"
 	$(BASE_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
