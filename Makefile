@@ -8,7 +8,7 @@ BASE_PYTHON ?= python3
 
 .venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
-	@$(BASE_PYTHON) -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	@$(BASE_PYTHON) -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
 	    echo "make: $(BASE_PYTHON) is no Python 3.11, 3.12 or 3.13 with venv; name one: make $(MAKECMDGOALS) BASE_PYTHON=python3.11" >&2; \
 	    exit 2; }
 	@echo "Building .venv with $$($(BASE_PYTHON) --version); the first time takes some minutes"
