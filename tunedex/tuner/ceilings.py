@@ -1,0 +1,63 @@
+"""What a device reaches in practice: the copy rate and the vendor's matrix products, measured once an environment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from tunedex.db.records import Ceilings
+from tunedex.kernels.precision import matmul_precision
+from tunedex.tuner.timing import quantile
+
+_COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
+_SIDE = {"cuda": 8192, "cpu": 1024}
+_REPEATS = 7
+
+
+def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
+    """The copy rate (bytes read and written a second) and, for each of ``peaks``, the FLOP/s of a square product."""
+    kind = device.type
+    source = torch.empty(_COPY_BYTES[kind], dtype=torch.uint8, device=device).random_(0, 256)
+    target = torch.empty_like(source)
+    copy_s = _median_s(device, lambda: target.copy_(source))
+    del source, target
+    rates: dict[str, float] = {}
+    for peak in sorted(set(peaks) - {""}):
+        if (rate := _matmul_rate(device, peak)) is not None:
+            rates[peak] = rate
+    return Ceilings(2 * _COPY_BYTES[kind] / copy_s, rates)
+
+
+def _matmul_rate(device: torch.device, peak: str) -> float | None:
+    side = _SIDE[device.type] if peak not in {"float32", "float64"} else _SIDE[device.type] // 2
+    dtype = torch.float32 if peak == "tf32" else getattr(torch, peak)
+    a = torch.randn(side, side, device=device).to(dtype)
+    b = torch.randn(side, side, device=device).to(dtype)
+    out = torch.empty(side, side, device=device, dtype=dtype)
+    precision: AbstractContextManager[None] = nullcontext()
+    if dtype is torch.float32 and device.type == "cuda":
+        precision = matmul_precision("tf32" if peak == "tf32" else "ieee")
+    with precision:
+        seconds = _median_s(device, lambda: torch.mm(a, b, out=out))
+    return 2.0 * side**3 / seconds
+
+
+def _median_s(device: torch.device, run: Callable[[], object]) -> float:
+    def once() -> float:
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+
+    for _ in range(2):
+        once()
+    return quantile([once() for _ in range(_REPEATS)], 0.5)

@@ -1,0 +1,68 @@
+"""Every number that steers the tuner, with its unit in its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a config is timed.
+
+    While searching, samples are taken until both ``min_samples`` and ``search_s`` are reached, at most
+    ``max_samples``; a config ``give_up_factor`` times slower than the best so far is left after two.
+    """
+
+    min_samples: int = 7
+    max_samples: int = 200
+    search_s: float = 0.05
+    give_up_factor: float = 3.0
+    warm_up_s: float = 0.3
+    #: Launches in one CUDA graph, so that one replay is long against its own overhead.
+    graph_us: float = 2_000.0
+    graph_max_launches: int = 64
+    #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one would time the host.
+    graph_below_us: float = 200.0
+    #: Times shorter than this share of the floor at the measured ceilings are not physical.
+    physical_share: float = 0.3
+
+
+@dataclass(frozen=True)
+class Finals:
+    """The interleaved final: how many leaders, how many rounds, and the longest it takes."""
+
+    leaders: int = 5
+    lossy_leaders: int = 2
+    rounds: int = 30
+    min_rounds: int = 9
+    seconds: float = 4.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a child process may take before it is killed, in seconds."""
+
+    start_s: float = 120.0
+    open_s: float = 180.0
+    compile_s: float = 90.0
+    trial_s: float = 60.0
+    final_s: float = 240.0
+    ceilings_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    timing: Timing = Timing()
+    finals: Finals = Finals()
+    limits: Limits = Limits()
+    #: Configs compiled ahead of the measuring.
+    window: int = 16
+    #: Memory that one compiling process may need.
+    compiler_bytes: int = 2 * 2**30
+    #: Asks that give nothing new before a random unseen config is taken.
+    stale_asks: int = 20
+    #: Batches that ``batch=auto`` may propose.
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+
+SETTINGS = Settings()
