@@ -56,19 +56,22 @@ class Operand:
 class DefaultRule:
     """``config`` is the default where every range holds and the device is of ``kind`` and large enough.
 
-    ``ranges`` maps a dimension to its inclusive bounds. The first rule that fits is used, so a list ends with
-    a rule of no range and no limit for each kind of device.
+    ``ranges`` maps a dimension to its inclusive bounds; ``dtypes``, where given, holds the dtypes that every operand
+    may have. The first rule that fits is used, so a list ends with a rule of no range, no dtype and no limit for
+    each kind of device.
     """
 
     kind: str
     config: Mapping[str, Value]
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     min_shared_memory_bytes: int = 0
+    dtypes: tuple[str, ...] = ()
 
     def fits(self, problem: Problem, device: Device) -> bool:
         return (
             device.kind == self.kind
             and device.shared_memory_bytes >= self.min_shared_memory_bytes
+            and (not self.dtypes or set(problem.dtypes.values()) <= set(self.dtypes))
             and all(low <= problem.dims[name] <= high for name, (low, high) in self.ranges.items())
         )
 
@@ -178,6 +181,7 @@ class Signature:
                     "config": dict(r.config),
                     "ranges": {name: list(bounds) for name, bounds in r.ranges.items()},
                     "min_shared_memory_bytes": r.min_shared_memory_bytes,
+                    "dtypes": list(r.dtypes),
                 }
                 for r in self.defaults
             ],
@@ -199,6 +203,7 @@ class Signature:
                     dict(r["config"]),
                     {name: (low, high) for name, (low, high) in r["ranges"].items()},
                     r["min_shared_memory_bytes"],
+                    tuple(r["dtypes"]),
                 )
                 for r in data["defaults"]
             ),
