@@ -1,0 +1,235 @@
+"""What NVML knows of the GPUs of this host. The one place that calls it.
+
+Every field is optional: a function that the installed module lacks, or that the device does not support, leaves
+its field unknown. Only a driver that does not answer at all is an error, because it is not the same as no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from tunedex.core.cuda import profile_in
+from tunedex.core.errors import DeviceError
+
+log = logging.getLogger(__name__)
+
+#: NVML's return codes for a host with no NVIDIA driver: DRIVER_NOT_LOADED and LIBRARY_NOT_FOUND.
+_NO_DRIVER = frozenset({9, 12})
+
+_VIRTUALISED = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+
+#: The reasons for a reduced clock, by NVML's bit. Idle and application clocks slow nothing down by themselves.
+_THROTTLE = {
+    0x04: "power_cap",
+    0x08: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Board:
+    """A GPU, or a slice of one, as NVML sees it.
+
+    ``pci`` is the bus address, a slice's being that of its card; ``profile`` is ``mig-...`` or ``vgpu-...`` and ""
+    for a whole card; ``sliced`` says that the card is divided by MIG. ``attributes`` hold what is known of power
+    limit (W), largest clocks (MHz), memory bus (bits), ECC and PCI device id.
+    """
+
+    uuid: str
+    name: str
+    pci: str = ""
+    profile: str = ""
+    sliced: bool = False
+    virtual: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling; None
+    where the device does not tell, and an empty ``throttle`` where nothing holds it back."""
+
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle: str | None = None
+
+
+class Nvml:
+    """NVML, initialised. ``module`` is ``pynvml``, or whatever answers like it."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        errors = getattr(module, "NVMLError", None)
+        self._errors: tuple[type[Exception], ...] = (TypeError, ValueError, OSError)
+        if isinstance(errors, type) and issubclass(errors, Exception):
+            self._errors = (errors, *self._errors)
+
+    @property
+    def driver(self) -> str:
+        """The driver's version, "" where unknown."""
+        return _text(self._ask("nvmlSystemGetDriverVersion"))
+
+    def boards(self) -> list[Board]:
+        """Every GPU, each followed by its MIG slices."""
+        found: list[Board] = []
+        for index in range(self._ask("nvmlDeviceGetCount") or 0):
+            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+            if handle is None:
+                continue
+            card = self._card(handle)
+            found += [card, *self._slices(handle, card)]
+        return found
+
+    def sample(self, uuid: str) -> Sample:
+        """The state of the device of this UUID now; empty where it is not found."""
+        handle = self._handle(uuid)
+        if handle is None:
+            return Sample()
+        return Sample(
+            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+            throttle=self._throttle(handle),
+        )
+
+    def _handle(self, uuid: str) -> Any:
+        """The handle by UUID; clocks and temperature belong to the card, so a slice gives its card's handle."""
+        if uuid.startswith("MIG-"):
+            handle = self._ask("nvmlDeviceGetHandleByUUID", uuid)
+            return self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if handle is not None else None
+        return self._ask("nvmlDeviceGetHandleByUUID", uuid)
+
+    def _card(self, handle: Any) -> Board:
+        name = _text(self._ask("nvmlDeviceGetName", handle))
+        pci = self._ask("nvmlDeviceGetPciInfo", handle)
+        power = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        ecc = self._ask("nvmlDeviceGetEccMode", handle)
+        mig = self._ask("nvmlDeviceGetMigMode", handle)
+        known = {
+            "power_limit_w": power // 1000 if power is not None else None,
+            "max_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
+            "max_memory_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEMORY),
+            "memory_bus_bits": self._ask("nvmlDeviceGetMemoryBusWidth", handle),
+            "ecc": bool(ecc[0]) if ecc else None,
+            "pci_device_id": f"{pci.pciDeviceId:08x}" if hasattr(pci, "pciDeviceId") else None,
+        }
+        profile = profile_in(name)
+        return Board(
+            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            name=name,
+            pci=_text(getattr(pci, "busId", "")).lower(),
+            profile=profile,
+            sliced=bool(mig and mig[0]),
+            virtual=profile.startswith("vgpu") or self._ask("nvmlDeviceGetVirtualizationMode", handle) == _VIRTUALISED,
+            attributes={name: value for name, value in known.items() if value is not None},
+        )
+
+    def _slices(self, handle: Any, card: Board) -> Iterator[Board]:
+        if not card.sliced:
+            return
+        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            part = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            if part is None:
+                continue
+            name = _text(self._ask("nvmlDeviceGetName", part))
+            yield Board(
+                uuid=_text(self._ask("nvmlDeviceGetUUID", part)),
+                name=name,
+                pci=card.pci,
+                profile=profile_in(name) or self._profile(part),
+                sliced=True,
+                virtual=card.virtual,
+                attributes=card.attributes,
+            )
+
+    def _profile(self, part: Any) -> str:
+        """A slice's profile from its counts, for drivers whose name of it does not say."""
+        counts = self._ask("nvmlDeviceGetAttributes", part)
+        slices = getattr(counts, "gpuInstanceSliceCount", None)
+        memory_mib = getattr(counts, "memorySizeMB", None)
+        return f"mig-{slices}g.{round(memory_mib / 1024)}gb" if slices and memory_mib else "mig-unknown"
+
+    def _throttle(self, handle: Any) -> str | None:
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:  # the name before driver 535
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        if bits is None:
+            return None
+        return ",".join(reason for bit, reason in _THROTTLE.items() if bits & bit)
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """What ``function`` returns; None where the module lacks it or NVML refuses."""
+        call = getattr(self._module, function, None)
+        if call is None:
+            _log_lack(function)
+            return None
+        try:
+            return call(*arguments)
+        except self._errors as error:
+            log.debug("%s: %s", function, error)
+            return None
+
+
+def open_nvml(module: Any = None) -> Nvml | None:
+    """NVML; None on a host with no NVIDIA driver, or where no module for it is installed.
+
+    Raises:
+        DeviceError: there is a driver and it does not answer.
+    """
+    if module is None:
+        return _open_installed()
+    init: Callable[[], None] | None = getattr(module, "nvmlInit", None)
+    if init is None:
+        log.warning("module %s is not nvidia-ml-py; GPUs are described without NVML", getattr(module, "__name__", "?"))
+        return None
+    nvml = Nvml(module)
+    try:
+        init()
+    except nvml._errors as error:
+        if getattr(error, "value", None) in _NO_DRIVER:
+            return None
+        raise DeviceError(f"the NVIDIA driver does not answer: NVML says {error}; a restart may be due") from error
+    return nvml
+
+
+@cache
+def _open_installed() -> Nvml | None:
+    with warnings.catch_warnings():
+        # A package that only redirects to nvidia-ml-py warns at each import; that is nothing to tell the user.
+        warnings.simplefilter("ignore")
+        try:
+            module = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+    return open_nvml(module)
+
+
+def bare_uuid(uuid: object) -> str:
+    """A UUID without its kind (``GPU-``, ``MIG-``), in lower case; "" where the text holds none."""
+    match = _UUID.search(str(uuid).lower())
+    return match.group() if match else ""
+
+
+@cache
+def _log_lack(function: str) -> None:
+    log.warning("the installed pynvml has no %s; what it tells stays unknown", function)
+
+
+def _text(value: Any) -> str:
+    """Older modules answer in bytes."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(value)
