@@ -94,7 +94,12 @@ class ChildProcess:
         self._process = self._context.Process(
             target=_serve, args=(child, self._log.name, self._factory, self._arguments), daemon=True
         )
-        self._process.start()
+        # Blocked from its first moment on, for Ctrl-C reaches the whole process group: the parent decides what it ends.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         child.close()
         self._connection = parent
         self.starts += 1
@@ -136,7 +141,6 @@ class ChildProcess:
 
 def _serve(connection: Connection, log: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """The child's loop: build the object, then answer calls until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     _die_with_parent()
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)

@@ -1,0 +1,179 @@
+"""`tuner sweep`: find the best configs on this hardware."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say
+from tunedex.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from tunedex.tuner.sweep import Progress, Report
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST = 1_000_000
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    device: Annotated[str, typer.Option(help="auto, all, cuda, cuda:N or cpu.")] = "auto",
+    kernels: Annotated[str | None, typer.Option(help="Kernels to sweep, separated by commas; default all.")] = None,
+    preset: Annotated[str, typer.Option(help="Problems and effort: quick or thorough.")] = "quick",
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KERNEL:NAME=VALUE,...", help="A problem instead of the preset's; may be repeated."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Configs to try a problem; default the preset's.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the search.")] = 0,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the fastest correct config of each problem on this hardware and publish it.
+
+    A sweep that ends early keeps what it measured; the same command goes on from there and repeats no config.
+    """
+    effort_trials, effort_budget = _bounded("trials", trials, 1), _seconds(budget)
+    _bounded("seed", seed, 0)
+    names = _names(kernels)
+
+    from tunedex.db import open_store
+    from tunedex.tuner.devices import detect, environment_of
+    from tunedex.tuner.search import Sampler
+    from tunedex.tuner.sweep import DeviceSweep, Effort
+    from tunedex.tuner.tasks import preset_named, tasks_for
+
+    if sampler not in list(Sampler):
+        raise BadInput(f"sampler {sampler!r} is unknown; known are {', '.join(Sampler)}", field="sampler")
+    chosen = preset_named(preset)
+    given = problem or []
+    default_trials = None if sampler == Sampler.BRUTE_FORCE else chosen.trials
+    effort = Effort(
+        trials=effort_trials or default_trials,
+        budget_s=effort_budget if effort_budget is not None else (None if given else chosen.seconds),
+        sampler=Sampler(sampler),
+        seed=seed,
+    )
+    plans = [(found, tasks_for(found.device, names, given)) for found in detect(device)]
+    if not any(tasks for _, tasks in plans):
+        raise BadInput("no problem to sweep: --problem names none of the kernels that --kernels allows")
+    command = shlex.join(["tuner", *sys.argv[1:]])
+    options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
+    options |= {"sampler": sampler, "seed": seed}
+    reports: list[Report] = []
+    with open_store(db) as store:
+        for found, tasks in plans:
+            say(f"{found.device.name} ({found.device.key})")
+            with _watching() as watch:
+                swept = DeviceSweep(store, found, environment_of(found), effort, watch)
+                reports.append(swept.run(tasks, options))
+            if reports[-1].interrupted:
+                break
+    _print(reports, as_json, command)
+    return _exit_code(reports)
+
+
+def _print(reports: list[Report], as_json: bool, command: str) -> None:
+    if as_json:
+        head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
+        documents = [report.to_dict() for report in reports]
+        print_json({**head, **documents[0]} if len(documents) == 1 else {**head, "sweeps": documents})
+        return
+    for report in reports:
+        print_table(
+            ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
+            [_row(result) for result in report.results],
+        )
+
+
+def _row(result: Any) -> list[object]:
+    best = result.best
+    name, _, problem = str(result.problem).partition(":")
+    return [
+        name,
+        problem,
+        microseconds(result.default_us),
+        microseconds(result.library_us),
+        microseconds(best.measurement.time_us if best else None),
+        f"{best.speedup:.2f}x" if best and best.speedup else "-",
+        f"{result.roofline_share:.0%}" if result.roofline_share else "-",
+        str(best.config) if best else f"none of {result.trials} trials",
+    ]
+
+
+def _exit_code(reports: list[Report]) -> int:
+    if any(report.interrupted for report in reports):
+        kept = sum(report.new_trials for report in reports)
+        say(f"interrupted: {kept} new trials are kept; the same command goes on from there")
+        return 130
+    unanswered = [result for report in reports for result in report.results if not result.best]
+    for result in unanswered:
+        failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items()) or "the time ran out"
+        say(f"{result.problem}: no config found ({failures})")
+    return 1 if unanswered else 0
+
+
+@contextmanager
+def _watching() -> Iterator[Any]:
+    """A progress bar on standard error, on a terminal; nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown: dict[str, Any] = {}
+
+        def watch(progress: Progress) -> None:
+            if progress.task not in shown:
+                shown[progress.task] = bar.add_task(progress.task, best="")
+            best = f"{progress.phase}, best {microseconds(progress.best_us)}"
+            bar.update(shown[progress.task], completed=progress.done, total=progress.total, best=best)
+
+        yield watch
+
+
+def _names(kernels: str | None) -> list[str]:
+    if kernels is None:
+        return []
+    names = [name.strip() for name in kernels.split(",") if name.strip()]
+    if not names:
+        raise BadInput("--kernels names no kernel", field="kernels")
+    return names
+
+
+def _bounded(name: str, value: int | None, least: int) -> int | None:
+    if value is not None and not least <= value <= _MOST:
+        raise BadInput(f"--{name} {value} is not from {least} to {_MOST}", field=name)
+    return value
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
+    if seconds <= 0:
+        raise BadInput(f"--budget {text} is not a time above 0, such as 90s, 5m or 1h", field="budget")
+    return seconds

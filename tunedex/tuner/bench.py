@@ -1,0 +1,353 @@
+"""What runs inside the measuring process: one device, one problem at a time, verified first and then timed."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from tunedex.core.config import Config
+from tunedex.core.device import Device
+from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
+from tunedex.core.problem import Problem
+from tunedex.db.records import Ceilings
+from tunedex.kernels.base import CompileError, InputSource, Kernel, Launch, OverLimit, Reference
+from tunedex.kernels.registry import get_kernel
+from tunedex.tuner import ceilings
+from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.timing import CpuTimer, CudaTimer, Sampler, TensorSet, Timer, quantile
+from tunedex.tuner.verify import Verdict, bits_hash, judge, relative_error
+
+_GUARD_ELEMENTS = 1024
+_GUARD_VALUE = 77.0
+
+
+@dataclass(frozen=True)
+class FinalTime:
+    """The medians of a final in microseconds: under the deciding policy with its quantiles, and with a warm cache."""
+
+    time_us: float
+    p20_us: float
+    p80_us: float
+    samples: int
+    warm_us: float
+
+
+@dataclass(frozen=True)
+class _InputSet:
+    """Operands with what is known of them: references, the eager chain's errors, and the operands' own bits."""
+
+    operands: dict[str, torch.Tensor]
+    references: dict[str, Reference]
+    eager_errors: dict[str, float]
+    hashes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    kernel: Kernel
+    problem: Problem
+    max_error: float | None
+    policy: Policy
+    warm_policy: Policy
+    floor_us: float
+    inputs: tuple[_InputSet, ...]
+    outputs: dict[str, torch.Tensor]
+    guarded: dict[str, torch.Tensor]
+
+
+class Bench:
+    """Verifies and times configs on ``device``; ``ordinal`` is its CUDA index, None for the CPU."""
+
+    def __init__(self, device: Device, ordinal: int | None) -> None:
+        self._device = device
+        self._torch_device = torch.device("cpu") if ordinal is None else torch.device("cuda", ordinal)
+        self._timing = SETTINGS.timing
+        self._timer: Timer
+        if ordinal is None:
+            _keep_freed_memory()
+            torch.set_num_threads(device.multiprocessors)
+            self._timer = CpuTimer()
+        else:
+            torch.cuda.set_device(self._torch_device)
+            self._timer = CudaTimer(device, self._torch_device, self._timing)
+        self._opened: _Opened | None = None
+        self._sets: list[TensorSet] = []
+        self._timer.warm_up(self._timing.warm_up_s)
+
+    def ceilings(self, peaks: Iterable[str]) -> Ceilings:
+        """See `tunedex.tuner.ceilings.measure`."""
+        return ceilings.measure(self._torch_device, peaks)
+
+    def open(self, problem: Problem, max_error: float | None, seed: int, floor_us: float) -> tuple[Policy, float]:
+        """Make ``problem`` the one that is measured: inputs, references, outputs. ``floor_us`` is its shortest time
+        at the measured ceilings.
+
+        Returns:
+            The policy that all of the problem's trials are timed under, and the eager chain's relative L2 error.
+        """
+        self._close()
+        kernel = get_kernel(problem.kernel)
+        policy, warm_policy = self._timer.policies(floor_us)
+        inputs = tuple(self._input_set(kernel, problem, seed + n, outliers=n == 1) for n in range(2))
+        outputs, guarded = self._make_outputs(kernel, problem)
+        self._opened = _Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
+        first = TensorSet(inputs[0].operands, outputs)
+        self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
+        return policy, max(error for made in inputs for error in made.eager_errors.values())
+
+    def measure(self, config: Config, resources: Resources, best_us: float | None) -> Measurement | Failure:
+        """Verify ``config`` on both input sets, then time it; one much slower than ``best_us`` is timed briefly."""
+        opened = self._problem()
+        try:
+            launch = self._bind(config)
+            verdict, output_hash, memory = self._verify(launch)
+            if not verdict.accepted:
+                return Failure(FailureKind.WRONG_RESULT, verdict.detail)
+            sampler = self._sampler(launch, opened.policy)
+            samples = self._search_samples(sampler, best_us)
+        except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
+            return _failure(error)
+        if fault := self._unphysical(samples):
+            return Failure(FailureKind.INVALID_TIMING, fault)
+        exact = config.values.get("precision", "ieee") == "ieee"
+        return Measurement(
+            time_us=quantile(samples, 0.5),
+            p20_us=quantile(samples, 0.2),
+            p80_us=quantile(samples, 0.8),
+            samples=len(samples),
+            policy=opened.policy,
+            error=verdict.error,
+            lossless=verdict.lossless and exact,
+            output_hash=output_hash,
+            peak_memory_bytes=memory,
+            resources=resources,
+        )
+
+    def final(self, configs: Sequence[Config]) -> list[FinalTime | Failure]:
+        """Time ``configs`` interleaved, in alternating order, on a warmed-up device; cold first, then warm."""
+        opened = self._problem()
+        settings = SETTINGS.finals
+        launches: dict[int, Launch] = {}
+        results: dict[int, FinalTime | Failure] = {}
+        for n, config in enumerate(configs):
+            try:
+                launches[n] = self._bind(config)
+            except Exception as error:  # noqa: BLE001
+                results[n] = _failure(error)
+        self._timer.warm_up(self._timing.warm_up_s)
+        decided = self._interleaved(launches, opened.policy, settings.seconds)
+        warm = decided
+        if opened.warm_policy is not opened.policy:
+            warm = self._interleaved(launches, opened.warm_policy, settings.seconds / 2)
+        for n in launches:
+            samples = decided[n]
+            if isinstance(samples, Failure):
+                results[n] = samples
+            elif fault := self._unphysical(samples):
+                results[n] = Failure(FailureKind.INVALID_TIMING, fault)
+            else:
+                warm_samples = warm[n]
+                results[n] = FinalTime(
+                    median(samples),
+                    quantile(samples, 0.2),
+                    quantile(samples, 0.8),
+                    len(samples),
+                    median(samples if isinstance(warm_samples, Failure) else warm_samples),
+                )
+        return [results[n] for n in range(len(configs))]
+
+    def _interleaved(
+        self, launches: dict[int, Launch], policy: Policy, seconds: float
+    ) -> dict[int, list[float] | Failure]:
+        settings = SETTINGS.finals
+        samplers: dict[int, Sampler] = {}
+        out: dict[int, list[float] | Failure] = {}
+        for n, launch in launches.items():
+            try:
+                samplers[n] = self._sampler(launch, policy)
+            except Exception as error:  # noqa: BLE001
+                out[n] = _failure(error)
+        taken: dict[int, list[float]] = {n: [] for n in samplers}
+        end = time.perf_counter() + seconds
+        for turn in range(settings.rounds):
+            if turn >= settings.min_rounds and time.perf_counter() > end:
+                break
+            for n in samplers if turn % 2 == 0 else reversed(samplers):
+                taken[n].append(samplers[n]())
+        return out | taken
+
+    def _bind(self, config: Config) -> Launch:
+        opened = self._problem()
+        return opened.kernel.implementation(config.implementation).bind(opened.problem, config, self._device)
+
+    def _verify(self, launch: Launch) -> tuple[Verdict, str, int | None]:
+        """The worst verdict over the input sets and outputs, the output's bits on the first set, and peak memory."""
+        opened = self._problem()
+        worst = Verdict(0.0, accepted=True, lossless=True)
+        digest = ""
+        memory: int | None = None
+        length = opened.kernel.reduction_length(opened.problem)
+        for n, made in enumerate(opened.inputs):
+            self._poison(opened)
+            before = self._reset_peak()
+            launch(made.operands, opened.outputs)
+            self._timer.synchronize()
+            if before is not None:
+                memory = max(memory or 0, torch.cuda.max_memory_allocated(self._torch_device) - before)
+            if fault := self._trespass(opened, made):
+                return Verdict(math.inf, accepted=False, lossless=False, detail=fault), "", memory
+            for name, output in opened.outputs.items():
+                verdict = judge(
+                    output,
+                    made.references[name],
+                    dtype=str(output.dtype).removeprefix("torch."),
+                    reduction_length=length,
+                    eager_error=made.eager_errors[name],
+                    max_error=opened.max_error,
+                )
+                if not verdict.accepted:
+                    kind = "outlier" if n == 1 else "normal"
+                    return (
+                        Verdict(verdict.error, False, False, f"{name}, {kind} inputs: {verdict.detail}"),
+                        "",
+                        memory,
+                    )
+                worst = Verdict(max(worst.error, verdict.error), True, worst.lossless and verdict.lossless)
+            if n == 0:
+                digest = "".join(bits_hash(output) for output in opened.outputs.values())
+        return worst, digest if len(digest) == 32 else digest[:32], memory
+
+    def _sampler(self, launch: Launch, policy: Policy) -> Sampler:
+        estimate = self._estimate(launch)
+        return self._timer.sampler(launch, self._sets, policy, estimate)
+
+    def _estimate(self, launch: Launch) -> float:
+        """About what one call takes, in microseconds; the call before it has compiled and warmed everything."""
+        tensors = self._sets[0]
+        launch(tensors.operands, tensors.outputs)
+        self._timer.synchronize()
+        start = time.perf_counter_ns()
+        launch(tensors.operands, tensors.outputs)
+        self._timer.synchronize()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    def _search_samples(self, sampler: Sampler, best_us: float | None) -> list[float]:
+        timing = self._timing
+        sampler()  # the first call after verifying finds other caches and clocks than those that follow
+        samples: list[float] = []
+        start = time.perf_counter()
+        while len(samples) < timing.max_samples:
+            samples.append(sampler())
+            if len(samples) == 2 and best_us and min(samples) > timing.give_up_factor * best_us:
+                break
+            if len(samples) >= timing.min_samples and time.perf_counter() - start > timing.search_s:
+                break
+        return samples
+
+    def _unphysical(self, samples: Sequence[float]) -> str:
+        """Why these times cannot be; empty where they can."""
+        middle = median(samples)
+        if not math.isfinite(middle) or middle <= 0:
+            return f"{middle:g} us is not a time"
+        least = self._timing.physical_share * self._problem().floor_us
+        if middle < least:
+            return f"{middle:.3g} us is faster than {least:.3g} us, which this device's measured ceilings allow"
+        return ""
+
+    def _input_set(self, kernel: Kernel, problem: Problem, seed: int, *, outliers: bool) -> _InputSet:
+        source = InputSource(seed, self._torch_device, outliers=outliers, strided=problem.layout == "strided")
+        operands = kernel.operands(problem, source)
+        references = kernel.reference(problem, operands)
+        with torch.no_grad():
+            eager = kernel.eager(problem, operands)
+        errors = {name: relative_error(eager[name], reference.value) for name, reference in references.items()}
+        return _InputSet(operands, references, errors, {name: bits_hash(t) for name, t in operands.items()})
+
+    def _make_outputs(
+        self, kernel: Kernel, problem: Problem
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The outputs, each in the middle of a larger buffer whose ends are watched."""
+        outputs: dict[str, torch.Tensor] = {}
+        guarded: dict[str, torch.Tensor] = {}
+        for name, spec in kernel.outputs(problem).items():
+            count = math.prod(spec.shape)
+            buffer = torch.full(
+                (count + 2 * _GUARD_ELEMENTS,),
+                _GUARD_VALUE,
+                dtype=getattr(torch, spec.dtype),
+                device=self._torch_device,
+            )
+            guarded[name] = buffer
+            outputs[name] = buffer[_GUARD_ELEMENTS : _GUARD_ELEMENTS + count].view(spec.shape)
+        return outputs, guarded
+
+    @staticmethod
+    def _poison(opened: _Opened) -> None:
+        """Fill the outputs with what no result is, so that an element never written shows."""
+        for output in opened.outputs.values():
+            output.fill_(math.nan if output.is_floating_point() else torch.iinfo(output.dtype).min)
+
+    @staticmethod
+    def _trespass(opened: _Opened, made: _InputSet) -> str:
+        """What the launch wrote that it must not: beside an output, or an operand. Empty where nothing."""
+        for name, buffer in opened.guarded.items():
+            ends = torch.cat([buffer[:_GUARD_ELEMENTS], buffer[-_GUARD_ELEMENTS:]])
+            if bool((ends != _GUARD_VALUE).any()):
+                return f"{name}: memory beside the output was written"
+        for name, operand in made.operands.items():
+            if bits_hash(operand) != made.hashes[name]:
+                return f"operand {name} was changed"
+        return ""
+
+    def _reset_peak(self) -> int | None:
+        if self._torch_device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats(self._torch_device)
+        return torch.cuda.memory_allocated(self._torch_device)
+
+    def _problem(self) -> _Opened:
+        if self._opened is None:
+            raise RuntimeError("no problem is open")
+        return self._opened
+
+    def _close(self) -> None:
+        self._opened = None
+        self._sets = []
+        gc.collect()
+        if self._torch_device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _failure(error: Exception) -> Failure:
+    """The kind of failure that an exception of a candidate is, with its first line."""
+    text = " ".join(str(error).split())[:500]
+    name = type(error).__name__
+    detail = f"{name}: {text}"
+    if isinstance(error, OverLimit) or name == "OutOfResources":
+        return Failure(FailureKind.OUT_OF_RESOURCES, detail)
+    if isinstance(error, CompileError) or name in {"CompilationError", "PTXASError", "CompileTimeAssertionFailure"}:
+        return Failure(FailureKind.COMPILE_ERROR, detail)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Failure(FailureKind.OOM, detail)
+    if "illegal memory access" in text or "misaligned address" in text:
+        return Failure(FailureKind.ILLEGAL_ACCESS, detail)
+    return Failure(FailureKind.CRASH, detail)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what is freed, so that a library call's temporaries do not pay for new pages each time."""
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, mmap_threshold, limit = -1, -3, 2**30
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(trim_threshold, limit * 2 - 1)
+        libc.mallopt(mmap_threshold, limit)

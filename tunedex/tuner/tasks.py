@@ -1,0 +1,119 @@
+"""What a sweep works on: tasks from presets and from the command line's problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunedex.core.device import Device
+from tunedex.core.errors import BadInput
+from tunedex.core.limits import Limits
+from tunedex.core.problem import Problem
+from tunedex.kernels.base import Kernel
+from tunedex.kernels.registry import all_kernels, get_kernel
+from tunedex.tuner.settings import SETTINGS
+
+#: A batch is proposed only while its operands and outputs fit this share of the device's memory.
+_BATCH_MEMORY_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search: a problem, or one problem at several batches that the search chooses between."""
+
+    kernel: Kernel
+    problems: tuple[Problem, ...]
+    max_error: float | None = None
+
+    def __str__(self) -> str:
+        text = str(self.problems[0])
+        return f"{text},batch=auto" if len(self.problems) > 1 else text
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named list of problems with the effort for it. ``seconds`` bounds a whole device."""
+
+    name: str
+    trials: int
+    seconds: float
+
+
+PRESETS: Mapping[str, Preset] = {
+    "quick": Preset("quick", trials=48, seconds=150.0),
+    "thorough": Preset("thorough", trials=400, seconds=3600.0),
+}
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name not in PRESETS:
+        raise BadInput(f"preset {name!r} is unknown; known are {', '.join(PRESETS)}", field="preset")
+    return PRESETS[name]
+
+
+def tasks_for(device: Device, kernels: Sequence[str], problems: Sequence[str]) -> list[Task]:
+    """The tasks for ``device``: the named ``problems``, else the preset problems of ``kernels`` (all where empty).
+
+    Raises:
+        BadInput: a kernel or a problem is wrong.
+    """
+    chosen = [get_kernel(name) for name in kernels] or list(all_kernels().values())
+    if problems:
+        tasks = [parse_task(text, device) for text in problems]
+        names = {kernel.name for kernel in chosen}
+        return [task for task in tasks if task.kernel.name in names]
+    return [_task(kernel, parameters, device) for kernel in chosen for parameters in kernel.quick(device)]
+
+
+def parse_task(text: str, device: Device) -> Task:
+    """Read ``KERNEL:name=value,...``, as in ``softmax:batch=auto,rows=1024,cols=4096,dtype=float32``.
+
+    Raises:
+        BadInput: the kernel or a parameter is wrong, or a dimension is zero.
+    """
+    name, colon, rest = text.partition(":")
+    if not colon or not rest.strip():
+        raise BadInput(f"problem {text!r} is not KERNEL:name=value,...", field="problem")
+    kernel = get_kernel(name.strip())
+    return _task(kernel, parse_parameters(rest.split(",")), device)
+
+
+def parse_parameters(words: Sequence[str]) -> dict[str, str]:
+    """Read ``name=value`` words.
+
+    Raises:
+        BadInput: a word is not of that form, or a name stands twice.
+    """
+    parameters: dict[str, str] = {}
+    for word in words:
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not name or not value:
+            raise BadInput(f"{word.strip()!r} is not name=value", field="problem")
+        if name in parameters:
+            raise BadInput(f"{name} is given twice", field=name)
+        parameters[name] = value
+    return parameters
+
+
+def _task(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> Task:
+    given = dict(parameters)
+    max_error = Limits.read({"max_error": given.pop("max_error", None)}).max_error
+    auto = given.get("batch") == "auto"
+    if auto:
+        given["batch"] = 1
+    problem = kernel.signature.problem(given)
+    if problem.empty:
+        zero = next(name for name, size in problem.dims.items() if size == 0)
+        raise BadInput(f"{problem.kernel}: {zero}=0 leaves nothing to compute", field=zero)
+    if not auto:
+        return Task(kernel, (problem,), max_error)
+    room = device.memory_bytes * _BATCH_MEMORY_SHARE
+    batches = [problem.at_batch(batch) for batch in SETTINGS.batches]
+    fitting = tuple(item for item in batches if item.batch == 1 or kernel.cost(item).bytes <= room)
+    return Task(kernel, fitting, max_error)
