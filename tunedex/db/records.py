@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from tunedex.core.config import Config
+from tunedex.core.device import Device
+from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
@@ -36,7 +38,8 @@ class Trial:
     """One config tried on one problem on one device in one environment.
 
     ``warm_us`` is the median with a warm L2 cache, taken in finals only; ``clock_mhz``, ``temperature_c`` and
-    ``throttle`` are read beside the measurement where the device reports them.
+    ``throttle`` are read beside the measurement where the device reports them. ``max_error`` is the bound under
+    which the result was accepted or refused; None is the lossless rule.
     """
 
     problem: Problem
@@ -53,11 +56,12 @@ class Trial:
     throttle: str | None = None
     id: int | None = None
     created_at: datetime | None = None
+    max_error: float | None = None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One run of ``tuner sweep`` on one device, with the options it ran under."""
+    """One run of ``tuner sweep`` on one device, with the options and the limits it ran under."""
 
     device: str
     environment: str
@@ -66,6 +70,7 @@ class Sweep:
     id: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,22 @@ class Ceilings:
         if rate := self.flops_s.get(peak):
             floor_s = max(floor_s, flops / rate)
         return floor_s / (time_us * 1e-6)
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """A device and what is remembered of it.
+
+    ``environments`` counts those it was measured in, ``kernels`` and ``problems`` those with a published best, and
+    ``last_measured`` is the time of its newest trial or published row.
+    """
+
+    device: Device
+    environments: int = 0
+    kernels: int = 0
+    problems: int = 0
+    trials: int = 0
+    last_measured: datetime | None = None
 
 
 T = TypeVar("T")

@@ -1,0 +1,194 @@
+"""Connections to either kind of database, and the one place where a driver's error becomes ours."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, event
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from tunedex.core.errors import DatabaseError, TunedexError
+
+#: How long a writer waits for another's short transaction on an embedded database.
+BUSY_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10
+
+_HEADER = b"SQLite format 3\0"
+
+# An execution option: this connection's transactions write, so they take SQLite's write lock when they begin. One
+# that began by reading cannot wait for the lock later: its view of the data may be out of date by then.
+WRITES = "tunedex_writes"
+
+# Pools that a forked child leaves untouched: closing the parent's connections would end its sessions.
+_inherited: list[Pool] = []
+
+
+def connect(url: URL, *, create: bool) -> Engine:
+    """An engine for ``url``; an SQLite file that cannot be written is opened for reading.
+
+    Raises:
+        DatabaseError: there is no database there, or none that can be opened.
+    """
+    engine = _embedded(Path(url.database or ""), create=create) if embedded(url) else _shared(url)
+    _survive_fork(engine)
+    return engine
+
+
+def embedded(url: URL) -> bool:
+    """Whether ``url`` is of the embedded kind of database, SQLite."""
+    return url.get_backend_name() == "sqlite"
+
+
+def read_only(path: Path) -> bool:
+    """Whether an existing file can be read and not written."""
+    return path.exists() and not os.access(path, os.W_OK)
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Turn a driver's errors into a `DatabaseError` of one line.
+
+    Raises:
+        DatabaseError: the database cannot be opened, read or written.
+    """
+    try:
+        yield
+    except TunedexError:
+        raise
+    except IntegrityError as error:
+        raise DatabaseError(
+            f"database {name_of(url)}: {_line(error.orig)}; devices, environments and sweeps are registered before "
+            "what refers to them"
+        ) from error
+    except DBAPIError as error:
+        raise DatabaseError(f"database {name_of(url)}: {_line(error.orig)}") from error
+    except SQLAlchemyError as error:
+        raise DatabaseError(f"database {name_of(url)}: {_line(error)}") from error
+    except (sqlite3.Error, OSError) as error:
+        raise DatabaseError(f"database {name_of(url)}: {_line(error)}") from error
+
+
+def name_of(url: URL) -> str:
+    """``url`` as a message may show it: a file's path, or a URL without its password."""
+    return url.database or "" if embedded(url) else url.render_as_string(hide_password=True)
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())
+
+
+def _shared(url: URL) -> Engine:
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": "tunedex",
+            "options": "-c timezone=UTC",
+        },
+    )
+
+
+def _embedded(path: Path, *, create: bool) -> Engine:
+    if not _present(path):
+        if not create:
+            raise DatabaseError(f"there is no database {path}; `tuner sweep` or `tuner db upgrade` makes one")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(f"database {path} cannot be made: {error.strerror}: {path.parent}") from error
+    for_reading = read_only(path)
+    engine = create_engine("sqlite+pysqlite://", creator=lambda: _open_file(path, for_reading), poolclass=QueuePool)
+    event.listen(engine, "begin", _begin)
+    if not for_reading:
+        _use_wal(path)
+    return engine
+
+
+def _present(path: Path) -> bool:
+    """Whether there is a file at ``path`` that may be a database.
+
+    Raises:
+        DatabaseError: what is there is no SQLite file, or cannot be looked at.
+    """
+    try:
+        if path.is_dir():
+            raise DatabaseError(f"database {path} is a directory; it would be a file in it")
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            header = file.read(len(_HEADER))
+    except OSError as error:
+        raise DatabaseError(f"database {path} cannot be opened: {error.strerror}") from error
+    if header and header != _HEADER:
+        raise DatabaseError(f"database {path} is not an SQLite file; choose another with --db or TUNEDEX_DB")
+    return True
+
+
+def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:
+    """One connection. Transactions are begun by `_begin`, never by the driver."""
+    address = f"file:{quote(str(path))}"
+    if for_reading:
+        # SQLite reads a WAL database through its -shm file; where that neither exists nor can be made, the file
+        # cannot be written by anybody here either, and may be taken as it is.
+        shared = path.with_name(f"{path.name}-shm").exists() or os.access(path.parent, os.W_OK)
+        address += "?mode=ro" if shared else "?mode=ro&immutable=1"
+    connection = sqlite3.connect(
+        address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA foreign_keys = ON")
+    # With WAL, NORMAL syncs at checkpoints only. A commit is in the system's page cache when it returns, so the end
+    # of the process, kill -9 too, loses nothing; a power cut may lose the last commits and never damages the file.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _use_wal(path: Path) -> None:
+    """Put the file into WAL mode, which it keeps, so that readers and the writer do not wait for each other.
+
+    Two processes that make one file at once may find it locked whatever the timeout, so this tries again.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            try:
+                if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    connection.execute("PRAGMA journal_mode = WAL")
+                return
+            finally:
+                connection.close()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise DatabaseError(f"database {path} cannot be opened: {_line(error)}") from error
+            time.sleep(0.02)
+        except sqlite3.Error as error:
+            raise DatabaseError(f"database {path} cannot be opened: {_line(error)}") from error
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _survive_fork(engine: Engine) -> None:
+    """Give a forked child connections of its own; one that two processes use at once breaks for both."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    reference: weakref.ref[Any] = weakref.ref(engine)
+
+    def in_child() -> None:
+        living = reference()
+        if living is not None:
+            _inherited.append(living.pool)
+            living.dispose(close=False)
+
+    os.register_at_fork(after_in_child=in_child)

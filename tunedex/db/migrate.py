@@ -1,0 +1,120 @@
+"""The schema's version: what it is, whether it fits this code, and how it is brought up to date.
+
+The version table has its own name, so that another program's Alembic in the same database (Optuna's) and ours do
+not read each other's version.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Connection, Engine, inspect, text
+
+from tunedex.core.errors import CannotRun, DatabaseError
+from tunedex.db.engine import WRITES, embedded, name_of
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+VERSION_TABLE = "tunedex_alembic_version"
+
+#: The newest migration. Written here too, so that opening a database that is up to date loads no migration code.
+HEAD = "0001"
+
+# An arbitrary number that all of Tunedex uses to let one process at a time migrate a PostgreSQL database.
+_MIGRATION_LOCK = 0x74756E65646578
+
+
+def scripts() -> Path:
+    """The folder of the migrations: inside the package where it is installed, else beside it in a checkout.
+
+    Raises:
+        CannotRun: neither is there.
+    """
+    package = Path(str(files("tunedex")))
+    for folder in (package / "db" / "migrations", package.parent / "alembic"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise CannotRun(f"the migrations are neither in {package / 'db' / 'migrations'} nor beside the package")
+
+
+def config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration for our scripts, on ``connection`` where one is given."""
+    from alembic.config import Config
+
+    made = Config()
+    made.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    made.attributes["connection"] = connection
+    return made
+
+
+def version(connection: Connection) -> str | None:
+    """The version that the database is at; None where it has none of our tables."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return str(found) if found is not None else None
+
+
+def require_head(engine: Engine, url: URL) -> None:
+    """Check that the database is at the version of this code.
+
+    Raises:
+        DatabaseError: it is behind, or ahead.
+    """
+    with engine.connect() as connection:
+        found = version(connection)
+    if found == HEAD:
+        return
+    _refuse_newer(url, found)
+    state = "has no tables of Tunedex" if found is None else f"is at version {found}, and this code needs {HEAD}"
+    raise DatabaseError(f"database {name_of(url)} {state}; run `tuner db upgrade`")
+
+
+def upgrade(engine: Engine, url: URL) -> bool:
+    """Bring the database to the version of this code; safe when several processes do so at once.
+
+    Returns:
+        Whether there was anything to do.
+
+    Raises:
+        DatabaseError: it is ahead of this code.
+    """
+    with engine.connect() as connection:
+        if version(connection) == HEAD:
+            return False
+    from alembic import command
+
+    with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
+        if not embedded(url):
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
+        found = version(connection)
+        if found == HEAD:
+            return False
+        _refuse_newer(url, found)
+        command.upgrade(config(connection), "head")
+    return True
+
+
+def downgrade(engine: Engine, target: str) -> None:
+    """Take the database back to version ``target``; ``base`` drops every table of ours with what it holds."""
+    from alembic import command
+
+    with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
+        command.downgrade(config(connection), target)
+
+
+def _refuse_newer(url: URL, found: str | None) -> None:
+    """Raise where this code does not know the version: a newer Tunedex wrote it."""
+    if found is None:
+        return
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
+    if found not in known:
+        raise DatabaseError(
+            f"database {name_of(url)} is at version {found}, which this code does not know; "
+            "it was made by a newer Tunedex: upgrade this one"
+        )

@@ -1,0 +1,182 @@
+"""Revisions and channels: what is published, what is offered, and every answer as of any revision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from tunedex.core.device import Device
+from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+from tunedex.core.snapshot import Snapshot
+from tunedex.db.mapping import best_columns, device_of, problem_of, row_of
+from tunedex.db.models import BestRow, ChannelRow, DeviceRow, ProblemRow, RevisionRow
+from tunedex.db.recording import latest_signatures, register_problems, upsert
+from tunedex.db.types import now
+
+CANDIDATE = "candidate"
+STABLE = "stable"
+CHANNELS = (CANDIDATE, STABLE)
+
+
+def publish(
+    session: Session,
+    device: str,
+    answers: Mapping[Problem, Sequence[Row]],
+    *,
+    sweep: int | None,
+    note: str,
+    stable: bool,
+) -> int:
+    """Replace the answers to ``answers``' problems in one new revision; `Store.publish` is the contract."""
+    _known_device(session, device)
+    _lock(session)
+    current = _current_rows(session, device, answers)
+    changed = {problem: rows for problem, rows in answers.items() if _differ(rows, current.get(problem.key, []))}
+    if not changed:
+        return current_revision(session, device, CANDIDATE)
+    register_problems(session, changed)
+    revision = newest_revision(session) + 1
+    session.execute(
+        insert(RevisionRow).values(number=revision, device_key=device, sweep_id=sweep, note=note, created_at=now())
+    )
+    for key in sorted(problem.key for problem in changed):
+        session.execute(
+            update(BestRow)
+            .where(BestRow.device_key == device, BestRow.problem_key == key, BestRow.until.is_(None))
+            .values(until=revision)
+        )
+    try:
+        rows = [best_columns(device, problem, row, revision) for problem in changed for row in changed[problem]]
+    except ValueError as error:
+        raise BadInput(f"a row's measured_at is wrong: {error}", field="measured_at") from error
+    if rows:
+        session.execute(insert(BestRow), rows)
+    for channel in CHANNELS if stable else (CANDIDATE,):
+        _move(session, device, channel, revision)
+    return revision
+
+
+def promote(session: Session, device: str | None, revision: int | None) -> dict[str, int]:
+    """Move ``stable`` to the candidate, or to ``revision``, of one device or of all; gives what moved."""
+    _lock(session)
+    return _move_stable(session, device, revision, of=CANDIDATE)
+
+
+def rollback(session: Session, revision: int, device: str | None) -> dict[str, int]:
+    """Move ``stable`` back to ``revision``, of one device or of all that have one; gives what moved."""
+    _lock(session)
+    return _move_stable(session, device, revision, of=STABLE)
+
+
+def snapshot(session: Session, device: str, *, channel: str, revision: int | None) -> Snapshot:
+    check_channel(channel)
+    row = session.get(DeviceRow, device)
+    described = device_of(row) if row else Device.from_key(device)
+    if revision is None:
+        revision = current_revision(session, device, channel)
+    else:
+        _known_revision(session, revision, least=0)
+    found = session.execute(
+        select(BestRow, ProblemRow)
+        .join(ProblemRow, ProblemRow.key == BestRow.problem_key)
+        .where(BestRow.device_key == device, valid_at(revision))
+        .order_by(BestRow.problem_key, BestRow.rank)
+    ).all()
+    problems: dict[str, Problem] = {}
+    rows: dict[str, list[Row]] = {}
+    for best, problem in found:
+        problems.setdefault(problem.key, problem_of(problem))
+        rows.setdefault(problem.key, []).append(row_of(best))
+    return Snapshot(
+        device=described,
+        channel=channel,
+        revision=revision,
+        signatures={signature.kernel: signature for signature in latest_signatures(session)},
+        problems=problems,
+        rows={key: tuple(group) for key, group in rows.items()},
+    )
+
+
+def current_revision(session: Session, device: str, channel: str) -> int:
+    """The revision that the channel offers for the device; 0 where nothing was published for it."""
+    check_channel(channel)
+    found = session.scalar(
+        select(ChannelRow.revision).where(ChannelRow.device_key == device, ChannelRow.name == channel)
+    )
+    return found or 0
+
+
+def newest_revision(session: Session) -> int:
+    return session.scalar(select(func.max(RevisionRow.number))) or 0
+
+
+def valid_at(revision: Any) -> ColumnElement[bool]:
+    """Which published rows were valid at ``revision``, a number or a column."""
+    return and_(BestRow.since <= revision, or_(BestRow.until.is_(None), BestRow.until > revision))
+
+
+def check_channel(channel: str) -> None:
+    """
+    Raises:
+        BadInput: there is no such channel.
+    """
+    if channel not in CHANNELS:
+        raise BadInput(f"channel {channel!r} is unknown; known are {', '.join(CHANNELS)}", field="channel")
+
+
+def _move_stable(session: Session, device: str | None, revision: int | None, *, of: str) -> dict[str, int]:
+    if device is not None:
+        _known_device(session, device)
+    if revision is not None:
+        _known_revision(session, revision, least=1)
+    pointers = select(ChannelRow).where(ChannelRow.name == of).order_by(ChannelRow.device_key)
+    if device is not None:
+        pointers = pointers.where(ChannelRow.device_key == device)
+    targets = {row.device_key: revision or row.revision for row in session.scalars(pointers)}
+    moved = {key: to for key, to in targets.items() if current_revision(session, key, STABLE) != to}
+    for key, to in moved.items():
+        _move(session, key, STABLE, to)
+    return moved
+
+
+def _move(session: Session, device: str, channel: str, revision: int) -> None:
+    row = {"device_key": device, "name": channel, "revision": revision, "moved_at": now()}
+    upsert(session, ChannelRow, [row], key=["device_key", "name"], change=["revision", "moved_at"])
+
+
+def _current_rows(session: Session, device: str, answers: Mapping[Problem, Sequence[Row]]) -> dict[str, list[Row]]:
+    wanted = {problem.key for problem in answers}
+    rows: dict[str, list[Row]] = {}
+    statement = select(BestRow).where(BestRow.device_key == device, BestRow.until.is_(None)).order_by(BestRow.rank)
+    for best in session.scalars(statement):
+        if best.problem_key in wanted:
+            rows.setdefault(best.problem_key, []).append(row_of(best))
+    return rows
+
+
+def _differ(new: Sequence[Row], current: Sequence[Row]) -> bool:
+    return sorted(new, key=lambda row: row.rank) != list(current)
+
+
+def _known_device(session: Session, device: str) -> None:
+    if session.get(DeviceRow, device) is None:
+        known = ", ".join(session.scalars(select(DeviceRow.key).order_by(DeviceRow.key).limit(10))) or "none"
+        raise UnknownDevice(f"device {device!r} is unknown; known are {known}", field="device")
+
+
+def _known_revision(session: Session, revision: int, *, least: int) -> None:
+    newest = newest_revision(session)
+    if not least <= revision <= newest:
+        known = f"known are {least} to {newest}" if newest >= least else "nothing is published yet"
+        raise UnknownRevision(f"revision {revision} is unknown; {known}", field="revision")
+
+
+def _lock(session: Session) -> None:
+    """Let one transaction at a time number a revision; readers go on. SQLite's write lock does this already."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("LOCK TABLE revisions IN SHARE ROW EXCLUSIVE MODE"))

@@ -1,0 +1,331 @@
+"""The store: everything that is remembered, behind one object.
+
+Each method is one transaction, committed when it returns. The queries stand by subject in `recording` (what sweeps
+write), `publishing` (revisions and channels) and `listing` (what is there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from sqlalchemy import URL, Engine, text
+from sqlalchemy.orm import Session
+
+from tunedex.core.device import Device, Environment
+from tunedex.core.errors import DatabaseError
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+from tunedex.core.signature import Signature
+from tunedex.core.snapshot import Snapshot
+from tunedex.db import engine as engines
+from tunedex.db import listing, migrate, publishing, recording
+from tunedex.db.publishing import STABLE
+from tunedex.db.records import (
+    Best,
+    Ceilings,
+    DeviceSummary,
+    Miss,
+    Page,
+    Stage,
+    Sweep,
+    SweepStatus,
+    Trial,
+)
+from tunedex.db.urls import parse
+
+
+def open_store(url: str | None = None, *, create: bool = True) -> Store:
+    """Open the database at ``url`` (see `database_url`).
+
+    An embedded one is made where there is none (with ``create``) and brought up to date first; one that cannot be
+    written is opened for reading. A shared one is never changed by opening it.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: it cannot be opened, or its schema does not fit this code.
+    """
+    where = parse(url)
+    with engines.translated(where):
+        engine = engines.connect(where, create=create)
+        try:
+            if not engines.embedded(where) or engines.read_only(Path(where.database or "")):
+                migrate.require_head(engine, where)
+            else:
+                migrate.upgrade(engine, where)
+        except BaseException:
+            engine.dispose()
+            raise
+    return Store(engine, where)
+
+
+class Store:
+    """What is remembered. Safe to use from several threads, and in a forked child; close it, or use it in a ``with``.
+
+    Every method raises `DatabaseError` where the database cannot be read or written.
+    """
+
+    def __init__(self, engine: Engine, url: URL) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(**{engines.WRITES: True})
+        self._url = url
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; the store must not be used afterwards."""
+        self._engine.dispose()
+
+    @property
+    def url(self) -> str:
+        """The database's URL, without a password."""
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is the embedded kind of database, which promotes what is published by itself."""
+        return engines.embedded(self._url)
+
+    # Registering: each may be called again with the same, at no harm.
+
+    def register_device(self, device: Device) -> None:
+        """Remember ``device``, or its attributes as seen now."""
+        with self._writing() as session:
+            recording.register_device(session, device)
+
+    def register_environment(self, environment: Environment) -> None:
+        with self._writing() as session:
+            recording.register_environment(session, environment)
+
+    def register_signatures(self, signatures: Iterable[Signature]) -> None:
+        """Remember kernels as they are now. Older versions stay; the one registered last is served."""
+        with self._writing() as session:
+            recording.register_signatures(session, signatures)
+
+    # Sweeping.
+
+    def start_sweep(self, sweep: Sweep) -> int:
+        """Record that ``sweep`` begins, and give its number. Its device and environment are registered before."""
+        with self._writing() as session:
+            return recording.start_sweep(session, sweep)
+
+    def end_sweep(self, sweep: int, status: SweepStatus) -> None:
+        """Record how a sweep ended.
+
+        Raises:
+            BadInput: there is no such sweep.
+        """
+        with self._writing() as session:
+            recording.end_sweep(session, sweep, status)
+
+    def add_trial(self, trial: Trial) -> int:
+        """Record ``trial``, and its problem where it is new, and give its number. It is kept once this returns."""
+        with self._writing() as session:
+            return recording.add_trial(session, trial)
+
+    def trials_of(
+        self, problem: str, *, device: str, environment: str, kernel_version: str, stage: Stage | None = None
+    ) -> list[Trial]:
+        """Every trial of the problem of that key, of any sweep, in the order in which they were recorded."""
+        with self._reading() as session:
+            return recording.trials_of(
+                session,
+                problem,
+                device=device,
+                environment=environment,
+                kernel_version=kernel_version,
+                stage=stage,
+            )
+
+    def ceilings(self, device: str, environment: str) -> Ceilings | None:
+        """What the device reaches in that environment; None where it was not measured."""
+        with self._reading() as session:
+            return recording.ceilings(session, device, environment)
+
+    def put_ceilings(self, device: str, environment: str, ceilings: Ceilings) -> None:
+        with self._writing() as session:
+            recording.put_ceilings(session, device, environment, ceilings)
+
+    # Publishing.
+
+    def publish(
+        self, device: str, answers: Mapping[Problem, Sequence[Row]], *, sweep: int | None = None, note: str = ""
+    ) -> int:
+        """Publish ``answers`` of ``device`` as a new revision, in one transaction, and give its number.
+
+        The rows of each problem given replace those published before; other problems keep theirs. ``candidate``
+        moves to the revision, and on an embedded database ``stable`` too. Where no row differs, nothing is
+        written and the number is the one that ``candidate`` is at.
+
+        Raises:
+            UnknownDevice: the device is not registered.
+        """
+        with self._writing() as session:
+            return publishing.publish(session, device, answers, sweep=sweep, note=note, stable=self.embedded)
+
+    def promote(self, device: str | None = None, revision: int | None = None) -> dict[str, int]:
+        """Move ``stable`` to what ``candidate`` offers, or to ``revision``: of one device, or of every one.
+
+        Returns:
+            The revision of each device that moved, by its key; empty where all were there already.
+
+        Raises:
+            UnknownDevice: the device is not registered.
+            UnknownRevision: the revision was never published.
+        """
+        with self._writing() as session:
+            return publishing.promote(session, device, revision)
+
+    def rollback(self, revision: int, device: str | None = None) -> dict[str, int]:
+        """Move ``stable`` back to ``revision``: of one device, or of every one that has it. See `promote`."""
+        with self._writing() as session:
+            return publishing.rollback(session, revision, device)
+
+    def snapshot(self, device: str, *, channel: str = STABLE, revision: int | None = None) -> Snapshot:
+        """Every answer for ``device`` at ``revision``, by default the one that ``channel`` offers.
+
+        A device never seen is described by its key, and has no rows.
+
+        Raises:
+            BadInput: the text is no device key, or there is no such channel.
+            UnknownRevision: ``revision`` is higher than any published one.
+        """
+        with self._reading() as session:
+            return publishing.snapshot(session, device, channel=channel, revision=revision)
+
+    def current_revision(self, device: str, channel: str = STABLE) -> int:
+        """The revision that ``channel`` offers for ``device``; 0 where there is none. One indexed read."""
+        with self._reading() as session:
+            return publishing.current_revision(session, device, channel)
+
+    # Looking.
+
+    def devices(self) -> list[DeviceSummary]:
+        """Every registered device, by key, with what is remembered of it."""
+        with self._reading() as session:
+            return listing.devices(session)
+
+    def device(self, key: str) -> Device | None:
+        """The registered device of that key; None where there is none."""
+        with self._reading() as session:
+            return listing.device(session, key)
+
+    def environments(self, keys: Sequence[str] | None = None) -> dict[str, Environment]:
+        """The environments of ``keys`` that are known, or all, by key."""
+        with self._reading() as session:
+            return listing.environments(session, keys)
+
+    def kernels(self) -> list[Signature]:
+        """The latest signature of every kernel, by name."""
+        with self._reading() as session:
+            return recording.latest_signatures(session)
+
+    def list_bests(
+        self,
+        device: str | None = None,
+        kernel: str | None = None,
+        *,
+        channel: str = STABLE,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Best]:
+        """The best row of each problem that ``channel`` offers, by device, then kernel.
+
+        Raises:
+            BadInput: ``limit`` is not from 1 to 1000, ``after`` is no ``next`` of this list, or no such channel.
+        """
+        with self._reading() as session:
+            return listing.list_bests(session, device, kernel, channel, after, limit)
+
+    def list_trials(
+        self,
+        device: str | None = None,
+        kernel: str | None = None,
+        problem: str | None = None,
+        sweep: int | None = None,
+        *,
+        status: str | None = None,
+        stage: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Trial]:
+        """Trials, newest first. ``status`` is ``measured`` or a kind of failure, ``stage`` search or final.
+
+        Raises:
+            BadInput: ``limit`` is not from 1 to 1000, or ``after``, ``status`` or ``stage`` is wrong.
+        """
+        with self._reading() as session:
+            return listing.list_trials(session, device, kernel, problem, sweep, status, stage, after, limit)
+
+    def list_sweeps(self, device: str | None = None, *, after: str | None = None, limit: int = 100) -> Page[Sweep]:
+        """Sweeps, newest first.
+
+        Raises:
+            BadInput: ``limit`` is not from 1 to 1000, or ``after`` is no ``next`` of this list.
+        """
+        with self._reading() as session:
+            return listing.list_sweeps(session, device, after, limit)
+
+    def add_misses(self, device: str, counts: Mapping[Problem, int]) -> None:
+        """Add to how often each problem was asked for in vain. The device need not be known.
+
+        Raises:
+            BadInput: the text is no device key, or a count is below one.
+        """
+        with self._writing() as session:
+            recording.add_misses(session, device, counts)
+
+    def list_misses(
+        self, device: str | None = None, kernel: str | None = None, *, after: str | None = None, limit: int = 100
+    ) -> Page[Miss]:
+        """Misses, those first reported last first.
+
+        Raises:
+            BadInput: ``limit`` is not from 1 to 1000, or ``after`` is no ``next`` of this list.
+        """
+        with self._reading() as session:
+            return listing.list_misses(session, device, kernel, after, limit)
+
+    def check(self) -> None:
+        """Check that the database can be read and its schema fits this code.
+
+        Raises:
+            DatabaseError: it does not.
+        """
+        with engines.translated(self._url):
+            migrate.require_head(self._engine, self._url)
+
+    def counts(self) -> dict[str, int]:
+        """The number of rows of every table, by the table's name."""
+        with self._reading() as session:
+            return listing.counts(session)
+
+    def size_bytes(self) -> int:
+        """The size of the database on disk, an embedded one's log included."""
+        if not self.embedded:
+            with self._reading() as session:
+                return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+        path = Path(self._url.database or "")
+        try:
+            beside = (path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal"))
+            return sum(file.stat().st_size for file in beside if file.exists())
+        except OSError as error:
+            raise DatabaseError(f"database {path} cannot be read: {error.strerror}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with engines.translated(self._url), Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with engines.translated(self._url), Session(self._writer) as session, session.begin():
+            yield session

@@ -1,0 +1,89 @@
+"""Where the database is: an argument, the setting TUNEDEX_DB, or a file in the user's data folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from tunedex.core.errors import BadInput
+
+SETTING = "TUNEDEX_DB"
+_SHAPES = "a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
+
+
+def database_url(url: str | None = None) -> str:
+    """The URL of the database: ``url``, else ``TUNEDEX_DB``, else SQLite in the user's data folder.
+
+    A plain path is read as an SQLite file; the result of one names it absolutely.
+
+    Raises:
+        BadInput: the text names no database that Tunedex can use.
+    """
+    return parse(url).render_as_string(hide_password=False)
+
+
+def parse(url: str | None = None) -> URL:
+    """`database_url` in parts.
+
+    Raises:
+        BadInput: the text names no database that Tunedex can use.
+    """
+    given = url if url is not None else os.environ.get(SETTING) or str(_data_folder() / "tunedex" / "tunedex.db")
+    shown = repr(given) if url is not None else f"{SETTING}={given!r}"
+    if not given.strip() or "\0" in given:
+        raise BadInput(f"database {shown} is not {_SHAPES}", field="db")
+    if "://" not in given:
+        return _sqlite(given)
+    scheme, _, rest = given.partition("://")
+    if scheme in ("sqlite", "sqlite+pysqlite"):
+        path = rest.removeprefix("/")
+        if path == rest or not path or path == ":memory:":
+            raise BadInput(f"database {shown} names no file; it would be sqlite:///FILE", field="db")
+        return _sqlite(make_url(given).database or path)
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise BadInput(f"database {_hide(given)!r} has an unknown scheme; it would be {_SHAPES}", field="db")
+    try:
+        parsed = make_url(f"postgresql+psycopg://{rest}")
+    except (ArgumentError, ValueError):
+        raise BadInput(f"database {_hide(given)!r} is not a URL; it would be {_SHAPES}", field="db") from None
+    return parsed
+
+
+def embedded_path(url: str | None = None) -> Path | None:
+    """The file of an embedded database; None where ``url`` names a shared one.
+
+    Raises:
+        BadInput: the text names no database that Tunedex can use.
+    """
+    parsed = parse(url)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+
+def _sqlite(path: str) -> URL:
+    try:
+        absolute = Path(path).expanduser().absolute()
+    except RuntimeError:  # "~somebody", who does not exist
+        raise BadInput(f"database {path!r} is in the home of nobody; it would be {_SHAPES}", field="db") from None
+    return URL.create("sqlite", database=str(absolute))
+
+
+def _hide(url: str) -> str:
+    """``url`` without what stands before an @, which may be a password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _data_folder() -> Path:
+    """Where this user's programs keep data."""
+    home = Path.home()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support"
+    # The XDG base directory rules: a relative path is to be ignored.
+    configured = Path(os.environ.get("XDG_DATA_HOME") or "")
+    return configured if configured.is_absolute() else home / ".local" / "share"
