@@ -81,9 +81,10 @@ def sweep(
     reports: list[Report] = []
     with open_store(db) as store:
         for found, tasks in plans:
-            say(f"{found.device.name} ({found.device.key})")
+            for line in (f"{found.device.name} ({found.device.key})", *found.notes):
+                say(line)
             with _watching() as watch:
-                swept = DeviceSweep(store, found, environment_of(found), effort, watch)
+                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch)
                 reports.append(swept.run(tasks, options))
             if reports[-1].interrupted:
                 break

@@ -7,9 +7,10 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from tunedex.tuner import ceilings
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import CpuTimer, CudaTimer, Sampler, TensorSet, Timer, quantile
 from tunedex.tuner.verify import Verdict, bits_hash, judge, relative_error
+
+K = TypeVar("K", bound=Hashable)
 
 _GUARD_ELEMENTS = 1024
 _GUARD_VALUE = 77.0
@@ -41,7 +44,7 @@ class FinalTime:
 
 
 @dataclass(frozen=True)
-class _InputSet:
+class InputSet:
     """Operands with what is known of them: references, the eager chain's errors, and the operands' own bits."""
 
     operands: dict[str, torch.Tensor]
@@ -51,14 +54,16 @@ class _InputSet:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class Opened:
+    """A problem with its input sets, its outputs in guarded memory, and the policies that it is timed under."""
+
     kernel: Kernel
     problem: Problem
     max_error: float | None
     policy: Policy
     warm_policy: Policy
     floor_us: float
-    inputs: tuple[_InputSet, ...]
+    inputs: tuple[InputSet, ...]
     outputs: dict[str, torch.Tensor]
     guarded: dict[str, torch.Tensor]
 
@@ -78,7 +83,7 @@ class Bench:
         else:
             torch.cuda.set_device(self._torch_device)
             self._timer = CudaTimer(device, self._torch_device, self._timing)
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
         self._sets: list[TensorSet] = []
         self._timer.warm_up(self._timing.warm_up_s)
 
@@ -98,16 +103,16 @@ class Bench:
         policy, warm_policy = self._timer.policies(floor_us)
         inputs = tuple(self._input_set(kernel, problem, seed + n, outliers=n == 1) for n in range(2))
         outputs, guarded = self._make_outputs(kernel, problem)
-        self._opened = _Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
+        self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
         return policy, max(error for made in inputs for error in made.eager_errors.values())
 
     def measure(self, config: Config, resources: Resources, best_us: float | None) -> Measurement | Failure:
         """Verify ``config`` on both input sets, then time it; one much slower than ``best_us`` is timed briefly."""
-        opened = self._problem()
+        opened = self.opened
         try:
-            launch = self._bind(config)
+            launch = self.bind(config)
             verdict, output_hash, memory = self._verify(launch)
             if not verdict.accepted:
                 return Failure(FailureKind.WRONG_RESULT, verdict.detail)
@@ -133,20 +138,20 @@ class Bench:
 
     def final(self, configs: Sequence[Config]) -> list[FinalTime | Failure]:
         """Time ``configs`` interleaved, in alternating order, on a warmed-up device; cold first, then warm."""
-        opened = self._problem()
+        opened = self.opened
         settings = SETTINGS.finals
         launches: dict[int, Launch] = {}
         results: dict[int, FinalTime | Failure] = {}
         for n, config in enumerate(configs):
             try:
-                launches[n] = self._bind(config)
+                launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
                 results[n] = _failure(error)
         self._timer.warm_up(self._timing.warm_up_s)
-        decided = self._interleaved(launches, opened.policy, settings.seconds)
+        decided = self.interleaved(launches, opened.policy, settings.seconds)
         warm = decided
         if opened.warm_policy is not opened.policy:
-            warm = self._interleaved(launches, opened.warm_policy, settings.seconds / 2)
+            warm = self.interleaved(launches, opened.warm_policy, settings.seconds / 2)
         for n in launches:
             samples = decided[n]
             if isinstance(samples, Failure):
@@ -164,18 +169,19 @@ class Bench:
                 )
         return [results[n] for n in range(len(configs))]
 
-    def _interleaved(
-        self, launches: dict[int, Launch], policy: Policy, seconds: float
-    ) -> dict[int, list[float] | Failure]:
+    def interleaved(
+        self, launches: Mapping[K, Launch], policy: Policy, seconds: float
+    ) -> dict[K, list[float] | Failure]:
+        """Samples of each launch in microseconds, taken in turns and in alternating order for about ``seconds``."""
         settings = SETTINGS.finals
-        samplers: dict[int, Sampler] = {}
-        out: dict[int, list[float] | Failure] = {}
+        samplers: dict[K, Sampler] = {}
+        out: dict[K, list[float] | Failure] = {}
         for n, launch in launches.items():
             try:
                 samplers[n] = self._sampler(launch, policy)
             except Exception as error:  # noqa: BLE001
                 out[n] = _failure(error)
-        taken: dict[int, list[float]] = {n: [] for n in samplers}
+        taken: dict[K, list[float]] = {n: [] for n in samplers}
         end = time.perf_counter() + seconds
         for turn in range(settings.rounds):
             if turn >= settings.min_rounds and time.perf_counter() > end:
@@ -184,13 +190,14 @@ class Bench:
                 taken[n].append(samplers[n]())
         return out | taken
 
-    def _bind(self, config: Config) -> Launch:
-        opened = self._problem()
+    def bind(self, config: Config) -> Launch:
+        """What runs ``config`` on the open problem."""
+        opened = self.opened
         return opened.kernel.implementation(config.implementation).bind(opened.problem, config, self._device)
 
     def _verify(self, launch: Launch) -> tuple[Verdict, str, int | None]:
         """The worst verdict over the input sets and outputs, the output's bits on the first set, and peak memory."""
-        opened = self._problem()
+        opened = self.opened
         worst = Verdict(0.0, accepted=True, lossless=True)
         digest = ""
         memory: int | None = None
@@ -257,19 +264,19 @@ class Bench:
         middle = median(samples)
         if not math.isfinite(middle) or middle <= 0:
             return f"{middle:g} us is not a time"
-        least = self._timing.physical_share * self._problem().floor_us
+        least = self._timing.physical_share * self.opened.floor_us
         if middle < least:
             return f"{middle:.3g} us is faster than {least:.3g} us, which this device's measured ceilings allow"
         return ""
 
-    def _input_set(self, kernel: Kernel, problem: Problem, seed: int, *, outliers: bool) -> _InputSet:
+    def _input_set(self, kernel: Kernel, problem: Problem, seed: int, *, outliers: bool) -> InputSet:
         source = InputSource(seed, self._torch_device, outliers=outliers, strided=problem.layout == "strided")
         operands = kernel.operands(problem, source)
         references = kernel.reference(problem, operands)
         with torch.no_grad():
             eager = kernel.eager(problem, operands)
         errors = {name: relative_error(eager[name], reference.value) for name, reference in references.items()}
-        return _InputSet(operands, references, errors, {name: bits_hash(t) for name, t in operands.items()})
+        return InputSet(operands, references, errors, {name: bits_hash(t) for name, t in operands.items()})
 
     def _make_outputs(
         self, kernel: Kernel, problem: Problem
@@ -290,13 +297,13 @@ class Bench:
         return outputs, guarded
 
     @staticmethod
-    def _poison(opened: _Opened) -> None:
+    def _poison(opened: Opened) -> None:
         """Fill the outputs with what no result is, so that an element never written shows."""
         for output in opened.outputs.values():
             output.fill_(math.nan if output.is_floating_point() else torch.iinfo(output.dtype).min)
 
     @staticmethod
-    def _trespass(opened: _Opened, made: _InputSet) -> str:
+    def _trespass(opened: Opened, made: InputSet) -> str:
         """What the launch wrote that it must not: beside an output, or an operand. Empty where nothing."""
         for name, buffer in opened.guarded.items():
             ends = torch.cat([buffer[:_GUARD_ELEMENTS], buffer[-_GUARD_ELEMENTS:]])
@@ -313,7 +320,13 @@ class Bench:
         torch.cuda.reset_peak_memory_stats(self._torch_device)
         return torch.cuda.memory_allocated(self._torch_device)
 
-    def _problem(self) -> _Opened:
+    @property
+    def opened(self) -> Opened:
+        """The open problem.
+
+        Raises:
+            RuntimeError: none is open.
+        """
         if self._opened is None:
             raise RuntimeError("no problem is open")
         return self._opened

@@ -10,7 +10,7 @@ import torch
 
 from tunedex.db.records import Ceilings
 from tunedex.kernels.precision import matmul_precision
-from tunedex.tuner.timing import quantile
+from tunedex.tuner.timing import between_events_us, quantile
 
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 _SIDE = {"cuda": 8192, "cpu": 1024}
@@ -23,7 +23,6 @@ def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
     source = torch.empty(_COPY_BYTES[kind], dtype=torch.uint8, device=device).random_(0, 256)
     target = torch.empty_like(source)
     copy_s = _median_s(device, lambda: target.copy_(source))
-    del source, target
     rates: dict[str, float] = {}
     for peak in sorted(set(peaks) - {""}):
         if (rate := _matmul_rate(device, peak)) is not None:
@@ -48,12 +47,7 @@ def _matmul_rate(device: torch.device, peak: str) -> float | None:
 def _median_s(device: torch.device, run: Callable[[], object]) -> float:
     def once() -> float:
         if device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) / 1e3
+            return between_events_us(run) / 1e6
         begin = time.perf_counter()
         run()
         return time.perf_counter() - begin

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from tunedex.core.errors import TunedexError
@@ -22,7 +23,7 @@ from tunedex.core.errors import TunedexError
 _TAIL_BYTES = 2_000
 
 
-class ProcessFailure(TunedexError):  # noqa: N818 - named for what it is
+class ProcessFailure(TunedexError):
     """The child did not answer: ``timed_out``, or it ended with ``exit_code`` (negative: a signal)."""
 
     def __init__(self, message: str, *, timed_out: bool = False, exit_code: int | None = None) -> None:
@@ -124,16 +125,13 @@ class ChildProcess:
         code = process.exitcode
         tail = self._tail()
         self.close()
-        if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with {code}"
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
         return ProcessFailure(f"{method}: the worker {how}{': ' + tail if tail else ''}", exit_code=code)
 
     def _tail(self) -> str:
         if self._log is None:
             return ""
-        with open(self._log.name, "rb") as log:
+        with Path(self._log.name).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import Trial as OptunaTrial
-from optuna.trial import TrialState, create_trial
+from optuna.trial import create_trial
 
 from tunedex.core.config import Config, Value
 from tunedex.core.problem import Problem
@@ -167,8 +168,8 @@ class Search:
         values = {tunable.name: _suggest(trial, _parameter(branch, tunable), tunable) for tunable in branch.tunables}
         return Candidate(problem, Config(branch.implementation, values))
 
-    def _encode(self, candidate: Candidate) -> tuple[dict[str, Value], dict[str, BaseDistribution]]:
-        parameters: dict[str, Value] = {}
+    def _encode(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        parameters: dict[str, Any] = {}
         distributions: dict[str, BaseDistribution] = {}
         if len(self._problems) > 1:
             parameters["batch"] = self._problems.index(candidate.problem)
@@ -181,10 +182,8 @@ class Search:
         for tunable in branch.tunables:
             name = _parameter(branch, tunable)
             value = candidate.config.values[tunable.name]
-            distribution = _distribution(tunable)
-            indexed = isinstance(distribution, IntDistribution)
-            parameters[name] = tunable.values.index(value) if indexed else value
-            distributions[name] = distribution
+            parameters[name] = tunable.values.index(value) if _ordered(tunable) else value
+            distributions[name] = _distribution(tunable)
         return parameters, distributions
 
     def _branch(self, candidate: Candidate) -> Branch:
@@ -215,7 +214,8 @@ def _distribution(tunable: Tunable) -> BaseDistribution:
 def _suggest(trial: OptunaTrial, name: str, tunable: Tunable) -> Value:
     if _ordered(tunable):
         return tunable.values[trial.suggest_int(name, 0, len(tunable.values) - 1)]
-    value: Value = trial.suggest_categorical(name, tunable.values)
+    value = trial.suggest_categorical(name, tunable.values)
+    assert value is not None
     return value
 
 

@@ -369,7 +369,7 @@ class _TaskRunner:
     def _store(
         self, problem: Problem, config: Config, outcome: Measurement | Failure, stage: Stage, warm_us: float | None
     ) -> Trial:
-        state = sample(self._s._detected)
+        state = sample(self._s._device)
         trial = Trial(
             problem=problem,
             device=self._s._device.key,

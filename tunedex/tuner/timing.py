@@ -136,18 +136,12 @@ class CudaTimer(Timer):
         return self._eager(launch, sets[0], cold=policy is Policy.EAGER_COLD)
 
     def _eager(self, launch: Launch, tensors: TensorSet, *, cold: bool) -> Sampler:
-        cuda = self._torch.cuda
         operands, outputs = tensors.operands, tensors.outputs
 
         def sample() -> float:
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             if cold:
                 self._flush.zero_()
-            start.record()
-            launch(operands, outputs)
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) * 1e3
+            return between_events_us(lambda: launch(operands, outputs))
 
         return sample
 
@@ -166,15 +160,7 @@ class CudaTimer(Timer):
         cuda.synchronize()
         calls = rounds * len(sets)
 
-        def sample() -> float:
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) * 1e3 / calls
-
-        return sample
+        return lambda: between_events_us(graph.replay) / calls
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
@@ -187,6 +173,18 @@ class CudaTimer(Timer):
             for _ in range(10):
                 a @ a
             torch.cuda.synchronize()
+
+
+def between_events_us(run: Callable[[], object]) -> float:
+    """The time on the current CUDA stream between an event before ``run()`` and one after, in microseconds."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
