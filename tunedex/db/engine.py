@@ -42,6 +42,22 @@ def connect(url: URL, *, create: bool) -> Engine:
     return engine
 
 
+@contextmanager
+def opened(url: URL, *, create: bool) -> Iterator[Engine]:
+    """An engine for what is done on opening: errors are translated, and close it. It stays open otherwise.
+
+    Raises:
+        DatabaseError: the database cannot be opened, or not be used.
+    """
+    with translated(url):
+        engine = connect(url, create=create)
+        try:
+            yield engine
+        except BaseException:
+            engine.dispose()
+            raise
+
+
 def embedded(url: URL) -> bool:
     """Whether ``url`` is of the embedded kind of database, SQLite."""
     return url.get_backend_name() == "sqlite"

@@ -48,17 +48,43 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
         DatabaseError: it cannot be opened, or its schema does not fit this code.
     """
     where = parse(url)
-    with engines.translated(where):
-        engine = engines.connect(where, create=create)
-        try:
-            if not engines.embedded(where) or engines.read_only(Path(where.database or "")):
-                migrate.require_head(engine, where)
-            else:
-                migrate.upgrade(engine, where)
-        except BaseException:
-            engine.dispose()
-            raise
+    with engines.opened(where, create=create) as engine:
+        if not engines.embedded(where) or engines.read_only(Path(where.database or "")):
+            migrate.require_head(engine, where)
+        else:
+            migrate.upgrade(engine, where)
     return Store(engine, where)
+
+
+def upgrade_database(url: str | None = None) -> tuple[str, bool]:
+    """Bring the database at ``url``, of either kind, to the version of this code.
+
+    Returns:
+        Its name for people, and whether there was anything to do.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: it cannot be opened or changed, or is ahead of this code.
+    """
+    where = parse(url)
+    with engines.opened(where, create=True) as engine:
+        changed = migrate.upgrade(engine, where)
+    engine.dispose()
+    return engines.name_of(where), changed
+
+
+def check_database(url: str | None = None) -> str:
+    """Check that the database at ``url`` can be read and its schema fits this code, and give its name for people.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: it does not fit, or cannot be read.
+    """
+    where = parse(url)
+    with engines.opened(where, create=False) as engine:
+        migrate.require_head(engine, where)
+    engine.dispose()
+    return engines.name_of(where)
 
 
 class Store:

@@ -1,0 +1,203 @@
+"""Which configs of a problem are published, and which of them is the best: the rules, in one place.
+
+Pure, and indifferent to the order of what it is given: equal trials give equal rows.
+
+1. The best is the fastest config that serves every caller (lossless, not bound to graphs) and beats both the
+   default and the library call by more than the margin; else the faster of those two.
+2. The incumbent stays unless it is beaten by more than the margin, or is slower than the default or the library.
+3. After the best follow the Pareto set of (time, error, peak memory), for callers with other limits, then the
+   fastest of the rest, up to 16 rows. The default and the library call are always among them.
+4. Only times of the final's policy are compared, and only rows measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from math import inf
+
+from tunedex.core.config import Config
+from tunedex.core.limits import NO_LIMITS
+from tunedex.core.measurement import Failure, Measurement, Policy
+from tunedex.core.row import Row, allows, beats
+from tunedex.db.records import Trial
+from tunedex.db.types import time_text
+
+#: How many rows of a problem are published at most.
+MAX_ROWS = 16
+
+#: The implementation whose configs are the vendor's call.
+LIBRARY = "library"
+
+#: The source of a row that was measured on the device it is served for.
+LOCAL = "local"
+
+
+def select(
+    finals: Sequence[Trial],
+    searched: Sequence[Trial],
+    incumbent: Sequence[Row],
+    *,
+    default: Config | None,
+    share: Callable[[float], float | None],
+) -> list[Row]:
+    """The rows to publish for one problem on one device in one environment, by rank.
+
+    Args:
+        finals: the trials of one final. Several of one config count as their median.
+        searched: trials of the search, which fill the Pareto set and the runners-up.
+        incumbent: the rows published so far.
+        default: the kernel's default config for the problem; None where it has none.
+        share: the roofline share of a time in microseconds.
+
+    Returns:
+        Rows ranked from 0. The incumbent's, less those that now fail, where the final has no measurement.
+    """
+    failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)}
+    policy = _policy(finals)
+    if policy is None:
+        return _without(failed, incumbent)
+
+    timed = _medians((trial for trial in finals if trial.config.key not in failed), policy)
+    default_us = _time(timed.get(default.key)) if default else None
+    library = _fastest(row for row in timed.values() if row.config.implementation == LIBRARY)
+    library_us = _time(library)
+
+    def complete(row: Row) -> Row:
+        return replace(row, default_us=default_us, library_us=library_us, roofline_share=share(row.measurement.time_us))
+
+    timed = {key: complete(row) for key, row in timed.items()}
+    sample = next(iter(timed.values()))
+    published = [
+        row
+        for row in incumbent
+        if row.config.key not in failed
+        and row.source == LOCAL
+        and (row.environment, row.kernel_version, row.measurement.policy)
+        == (sample.environment, sample.kernel_version, policy)
+    ]
+    held = next((timed.get(row.config.key, row) for row in published if row.rank == 0), None)
+    yours = [timed[key] for key in (default and default.key, library and library.config.key) if key in timed]
+    best = _best(timed.values(), yours, held)
+
+    # What was not timed in this final may not outdo who won it: an older or a rougher time is no proof. A lossy
+    # config may: who allows an error has no other answer.
+    others = {row.config.key: row for row in map(complete, _medians(searched, policy).values())}
+    others |= {row.config.key: row for row in published}
+    proven = {**timed, best.config.key: best}
+    rest = [
+        row
+        for key, row in others.items()
+        if key not in proven and key not in failed and not (row.measurement.lossless and _outdoes(row, best))
+    ]
+    return _arranged(best, yours, [*proven.values(), *rest])
+
+
+def _best(timed: Iterable[Row], yours: Sequence[Row], held: Row | None) -> Row:
+    """The best of ``timed`` by rules 1 and 2; ``yours`` are the default and the library call, ``held`` the incumbent."""
+    candidates = {row.config.key: row for row in timed}
+    if held is not None:
+        candidates[held.config.key] = held
+    pool = [row for row in candidates.values() if _serves_all(row)] or list(candidates.values())
+    fastest = min(pool, key=_speed)
+    base = min((row for row in yours if row in pool), key=_speed, default=None)
+    winner = fastest if base is None or _outdoes(fastest, base) else base
+    if held is None or held not in pool or _outdoes(winner, held):
+        return winner
+    return held if base is None or held.measurement.time_us <= base.measurement.time_us else winner
+
+
+def _arranged(best: Row, yours: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """``best``, then the Pareto set, then the rest, each by speed; the default and the library call are never cut."""
+    front = {row.config.key for row in rows if not any(_dominates(other, row) for other in rows)}
+    order = sorted(rows, key=lambda row: (row.config.key != best.config.key, row.config.key not in front, _speed(row)))
+    sure = {row.config.key for row in (best, *yours)}
+    spare = [row.config.key for row in order if row.config.key not in sure][: MAX_ROWS - len(sure)]
+    return _ranked([row for row in order if row.config.key in sure.union(spare)])
+
+
+def _without(failed: set[str], incumbent: Sequence[Row]) -> list[Row]:
+    """The incumbent's rows less those that failed, in their order; the first serves every caller if any does."""
+    kept = sorted((row for row in incumbent if row.config.key not in failed), key=lambda row: row.rank)
+    first = min(kept, key=lambda row: (not _serves_all(row), row.rank), default=None)
+    return _ranked(sorted(kept, key=lambda row: row is not first))
+
+
+def _policy(finals: Sequence[Trial]) -> Policy | None:
+    """The policy of the newest measurement; None where there is none."""
+    newest = max(
+        (
+            (trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0, trial.outcome.policy.value)
+            for trial in finals
+            if isinstance(trial.outcome, Measurement)
+        ),
+        default=None,
+    )
+    return Policy(newest[2]) if newest else None
+
+
+def _medians(trials: Iterable[Trial], policy: Policy) -> dict[str, Row]:
+    """One row for each config, by its key: the trial whose time is the median (the lower of two) under ``policy``."""
+    groups: dict[str, list[tuple[float, str, Row]]] = {}
+    for trial in trials:
+        if isinstance(trial.outcome, Measurement) and trial.outcome.policy is policy:
+            row = _row(trial, trial.outcome)
+            groups.setdefault(trial.config.key, []).append((trial.outcome.time_us, repr(row), row))
+    return {
+        key: sorted(groups[key], key=lambda item: item[:2])[(len(groups[key]) - 1) // 2][2] for key in sorted(groups)
+    }
+
+
+def _row(trial: Trial, measurement: Measurement) -> Row:
+    return Row(
+        rank=0,
+        config=trial.config,
+        measurement=measurement,
+        kernel_version=trial.kernel_version,
+        environment=trial.environment,
+        warm_us=trial.warm_us,
+        source=LOCAL,
+        measured_at=time_text(trial.created_at),
+    )
+
+
+def _serves_all(row: Row) -> bool:
+    return allows(row, NO_LIMITS)
+
+
+def _outdoes(row: Row, other: Row) -> bool:
+    return beats(row.measurement.time_us, other.measurement.time_us)
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    """The fastest row, a lossless one where there is one."""
+    return min(rows, key=lambda row: (not row.measurement.lossless, *_speed(row)), default=None)
+
+
+def _time(row: Row | None) -> float | None:
+    return row.measurement.time_us if row else None
+
+
+def _speed(row: Row) -> tuple[float, str]:
+    return row.measurement.time_us, row.config.key
+
+
+def _dominates(row: Row, other: Row) -> bool:
+    """Whether ``row`` is as good as ``other`` in everything and better in something; of two equals, the lower key."""
+    mine, theirs = _merits(row), _merits(other)
+    if mine == theirs:
+        return row.config.key < other.config.key
+    return all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _merits(row: Row) -> tuple[float, ...]:
+    """Time, error, peak memory, and whom the row cannot serve: less is better in each."""
+    measurement = row.measurement
+    memory = inf if measurement.peak_memory_bytes is None else measurement.peak_memory_bytes
+    bound_to_graph = not allows(replace(row, measurement=replace(measurement, lossless=True)), NO_LIMITS)
+    return measurement.time_us, measurement.error, memory, not measurement.lossless, bound_to_graph
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    return [replace(row, rank=rank) for rank, row in enumerate(rows)]
