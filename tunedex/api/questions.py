@@ -1,0 +1,80 @@
+"""Questions out of requests, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunedex.api.answers import Held
+from tunedex.api.state import State
+from tunedex.core.errors import BadInput
+from tunedex.core.limits import Limits
+from tunedex.core.question import read_question
+from tunedex.core.signature import Signature
+from tunedex.core.snapshot import Answer, Match
+
+_PARTS = ("dims", "attributes", "dtypes")
+_DIRECT = frozenset({"dtype", "layout", "alignment", *Limits.NAMES})
+
+
+def answer(state: State, held: Held, kernel: str, parameters: Mapping[str, Any]) -> Answer:
+    """Answer flat ``parameters`` from ``held``; an answer that is not exact is counted as a miss.
+
+    Raises:
+        UnknownKernel: the kernel is unknown.
+        BadInput: a parameter is wrong, or there is nothing to compute.
+    """
+    snapshot = held.snapshot
+    question = read_question(snapshot.signature(kernel), parameters)
+    found = snapshot.answer(question.problem, question.limits)
+    state.metrics.lookup(found.match)
+    if found.match is not Match.EXACT:
+        state.misses.count(snapshot.device.key, question.problem)
+    return found
+
+
+def kernel_of(query: Mapping[str, Any]) -> str:
+    """The kernel that ``query`` names.
+
+    Raises:
+        BadInput: it names none.
+    """
+    kernel = query.get("kernel")
+    if not isinstance(kernel, str) or not kernel:
+        raise BadInput("kernel is missing; it would be a kernel's name", field="kernel")
+    return kernel
+
+
+def flatten(signature: Signature, query: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat parameters of a query in a body: ``{kernel, dims, attributes, dtypes, dtype, layout, ...limits}``.
+
+    Raises:
+        BadInput: a name is not known where it stands, or a part is not an object.
+    """
+    names = {
+        "dims": [dimension.name for dimension in signature.dimensions],
+        "attributes": [attribute.name for attribute in signature.attributes],
+        "dtypes": [operand.name for operand in signature.operands],
+    }
+    flat: dict[str, Any] = {}
+    for part in _PARTS:
+        given = query.get(part)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise BadInput(f"{part} is not an object", field=part)
+        for name, value in given.items():
+            if name not in names[part]:
+                known = ", ".join(names[part]) or "none"
+                raise BadInput(f"{signature.kernel} has no {name!r} in {part}; known are {known}", field=part)
+            flat[f"{name}_dtype" if part == "dtypes" else name] = value
+    for name, value in query.items():
+        if name in _PARTS or name == "kernel":
+            continue
+        if name not in _DIRECT:
+            raise BadInput(
+                f"{name!r} is unknown; known are kernel, {', '.join((*_PARTS, *sorted(_DIRECT)))}", field=name
+            )
+        if value is not None:
+            flat[name] = value
+    return flat

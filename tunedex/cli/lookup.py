@@ -1,0 +1,96 @@
+"""`tuner lookup`: the best config for one problem, read from the database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table
+from tunedex.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from tunedex.core.problem import Problem
+    from tunedex.core.snapshot import Answer, Snapshot
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("lookup")(lookup)
+
+
+def lookup(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")],
+    parameters: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE...",
+            help="Dimensions, attributes, dtype (or X_dtype), layout, alignment; and what is asked of the config: "
+            "objective, max_error, max_latency_us, max_memory, policy, same_bits.",
+        ),
+    ],
+    device: Annotated[str, typer.Option(help="A device's key, cpu, or auto for the device of this host.")] = "auto",
+    channel: Annotated[str, typer.Option(help="stable or candidate.")] = "stable",
+    revision: Annotated[int | None, typer.Option(help="A revision, instead of the channel's current one.")] = None,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the best config for a problem and where it comes from.
+
+    A problem that was never tuned is answered with the kernel's default. For example:
+    tuner lookup softmax rows=1024 cols=4096 dtype=float32
+    """
+    from tunedex.client.device import device_named
+    from tunedex.core.catalog import builtin_signatures
+    from tunedex.core.question import read_question
+    from tunedex.core.snapshot import with_signatures
+    from tunedex.db import open_store
+
+    given = _named(parameters)
+    if revision is not None and revision < 0:
+        raise BadInput(f"--revision {revision} is negative", field="revision")
+    key = device_named(None if device == "auto" else device).key
+    with open_store(db) as store:
+        snapshot = with_signatures(store.snapshot(key, channel=channel, revision=revision), builtin_signatures())
+    question = read_question(snapshot.signature(kernel), given)
+    answer = snapshot.answer(question.problem, question.limits)
+    if as_json:
+        print_json(answer.to_dict())
+    else:
+        _print(question.problem, snapshot, answer)
+
+
+def _named(parameters: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts by name.
+
+    Raises:
+        BadInput: a text is none, or a name is given twice.
+    """
+    given: dict[str, str] = {}
+    for text in parameters:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BadInput(f"{text!r} is not NAME=VALUE, for example rows=1024", field=name or None)
+        if name in given:
+            raise BadInput(f"{name} is given twice", field=name)
+        given[name] = value
+    return given
+
+
+def _print(problem: Problem, snapshot: Snapshot, answer: Answer) -> None:
+    """The config and its provenance, one line each; what is not known is left out."""
+    lines = {
+        "problem": str(problem),
+        "config": str(answer.config) if answer.config else "none",
+        "match": answer.match.value,
+        "why": answer.reason,
+        "time": microseconds(answer.time_us) if answer.time_us is not None else "",
+        "speed-up": f"{answer.speedup:.2f}x over the default" if answer.speedup is not None else "",
+        "error": f"{answer.error:.2g} (relative L2, against float64)" if answer.error is not None else "",
+        "policy": answer.policy or "",
+        "source": answer.source.kind,
+        "device": snapshot.device.key,
+        "environment": answer.source.environment or "",
+        "published": f"revision {snapshot.revision} on {snapshot.channel}" if snapshot.revision else "nothing yet",
+    }
+    print_table(["<", "<"], [(name, text) for name, text in lines.items() if text])
