@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from tunedex.core.errors import DatabaseError, TunedexError
+from tunedex.core.errors import BadInput, DatabaseError, TunedexError
 
 #: How long a writer waits for another's short transaction on an embedded database.
 BUSY_TIMEOUT_S = 30.0
@@ -70,15 +70,19 @@ def read_only(path: Path) -> bool:
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Turn a driver's errors into a `DatabaseError` of one line.
+    """Turn a driver's errors into one line of ours.
 
     Raises:
+        BadInput: a text or a number is of a kind that the database cannot hold.
         DatabaseError: the database cannot be opened, read or written.
     """
     try:
         yield
     except TunedexError:
         raise
+    except (DataError, OverflowError, UnicodeEncodeError) as error:
+        reason = _line(error.orig if isinstance(error, DataError) else error)
+        raise BadInput(f"a value that no database column holds: {reason}") from error
     except IntegrityError as error:
         raise DatabaseError(
             f"database {name_of(url)}: {_line(error.orig)}; devices, environments and sweeps are registered before "
@@ -124,8 +128,6 @@ def _embedded(path: Path, *, create: bool) -> Engine:
     for_reading = read_only(path)
     engine = create_engine("sqlite+pysqlite://", creator=lambda: _open_file(path, for_reading), poolclass=QueuePool)
     event.listen(engine, "begin", _begin)
-    if not for_reading:
-        _use_wal(path)
     return engine
 
 
@@ -167,10 +169,13 @@ def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:
     return connection
 
 
-def _use_wal(path: Path) -> None:
-    """Put the file into WAL mode, which it keeps, so that readers and the writer do not wait for each other.
+def use_wal(path: Path) -> None:
+    """Put an SQLite file into WAL mode, which it keeps, so that readers and the writer do not wait for each other.
 
     Two processes that make one file at once may find it locked whatever the timeout, so this tries again.
+
+    Raises:
+        DatabaseError: the file is no database, or stays locked.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device, Environment
+from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
 from tunedex.core.problem import Problem
@@ -174,6 +176,13 @@ def miss_of(row: MissRow) -> Miss:
 
 
 def _measurement_columns(measurement: Measurement) -> Columns:
+    """
+    Raises:
+        BadInput: the time or the error is not a finite number, which SQLite would read back as none.
+    """
+    for name in ("time_us", "p20_us", "p80_us", "error"):
+        if not math.isfinite(value := getattr(measurement, name)):
+            raise BadInput(f"{name}={value} is not a finite number, so this is no measurement", field=name)
     return {
         "time_us": measurement.time_us,
         "p20_us": measurement.p20_us,

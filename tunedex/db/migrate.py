@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect, text
 
 from tunedex.core.errors import CannotRun, DatabaseError
-from tunedex.db.engine import WRITES, embedded, name_of
+from tunedex.db.engine import WRITES, embedded, name_of, use_wal
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -87,6 +87,8 @@ def upgrade(engine: Engine, url: URL) -> bool:
             return False
     from alembic import command
 
+    if embedded(url):
+        use_wal(Path(url.database or ""))
     with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if not embedded(url):
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})

@@ -95,7 +95,7 @@ def select(
 
 
 def _best(timed: Iterable[Row], yours: Sequence[Row], held: Row | None) -> Row:
-    """The best of ``timed`` by rules 1 and 2; ``yours`` are the default and the library call, ``held`` the incumbent."""
+    """The best by rules 1 and 2 of ``timed`` and ``held``, the incumbent; ``yours`` are the default and the library."""
     candidates = {row.config.key: row for row in timed}
     if held is not None:
         candidates[held.config.key] = held
