@@ -16,12 +16,13 @@ from typing import Any
 from tunedex.core.config import Config
 from tunedex.core.device import Environment
 from tunedex.core.errors import DeviceError
+from tunedex.core.limits import Limits
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
 from tunedex.core.problem import Problem
-from tunedex.core.row import Row
+from tunedex.core.row import Row, choose
 from tunedex.db import Store
 from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial
-from tunedex.db.selection import select
+from tunedex.db.selection import LIBRARY, select
 from tunedex.tuner.bench import Bench, FinalTime
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.devices import DetectedDevice, sample
@@ -56,13 +57,15 @@ class Progress:
 @dataclass(frozen=True)
 class Result:
     """What one problem came to. Times in microseconds, from the final; ``own`` is the fastest config that is not
-    the library's."""
+    the library's, ``library`` the fastest that is."""
 
     problem: Problem
     default_us: float | None
     library_us: float | None
     best: Row | None
     own: Row | None
+    library: Row | None
+    max_error: float | None
     trials: int
     failures: dict[str, int]
     kernel_version: str
@@ -74,6 +77,7 @@ class Result:
             "kernel": self.problem.kernel,
             "problem": self.problem.to_dict(),
             "version": self.kernel_version,
+            "max_error": self.max_error,
             "default_us": self.default_us,
             "library_us": self.library_us,
             "best_us": best.measurement.time_us if best else None,
@@ -254,15 +258,10 @@ class _TaskRunner:
             self._s._report.revision = self._s._store.publish(
                 self._s._device.key, {problem: rows}, sweep=self._s._sweep
             )
-        best = rows[0] if rows else None
-        own = min(
-            (row for row in rows if row.config.implementation != "library" and row.measurement.lossless),
-            key=lambda row: row.measurement.time_us,
-            default=None,
-        )
-        if self._task.max_error is not None:
-            best = _within(rows, self._task.max_error) or best
-            own = _within([row for row in rows if row.config.implementation != "library"], self._task.max_error) or own
+        limits = Limits(max_error=self._task.max_error)
+        best = choose(rows, limits)
+        own = choose([row for row in rows if row.config.implementation != LIBRARY], limits)
+        library = choose([row for row in rows if row.config.implementation == LIBRARY], limits)
         searched = [trial for trial in history if trial.stage is Stage.SEARCH]
         failures = Counter(t.outcome.kind.value for t in searched if isinstance(t.outcome, Failure))
         return Result(
@@ -271,6 +270,8 @@ class _TaskRunner:
             library_us=best.library_us if best else None,
             best=best,
             own=own,
+            library=library,
+            max_error=self._task.max_error,
             trials=len(searched),
             failures=dict(sorted(failures.items())),
             kernel_version=self._task.kernel.signature.version,
@@ -304,7 +305,7 @@ class _TaskRunner:
         ranked = sorted(searched, key=lambda config: (searched[config].time_us, config.key))
         lossless = [config for config in ranked if searched[config].lossless]
         lossy = [config for config in ranked if not searched[config].lossless]
-        own = [config for config in lossless if config.implementation != "library"]
+        own = [config for config in lossless if config.implementation != LIBRARY]
         space = self._space(problem)
         incumbent = [row.config for row in self._incumbent(problem)[:1]]
         wanted = [
@@ -442,8 +443,3 @@ def _newest_final(history: Sequence[Trial]) -> list[Trial]:
     finals = [trial for trial in history if trial.stage is Stage.FINAL]
     newest = max((trial.sweep or 0 for trial in finals), default=0)
     return [trial for trial in finals if (trial.sweep or 0) == newest]
-
-
-def _within(rows: Sequence[Row], max_error: float) -> Row | None:
-    allowed = [row for row in rows if row.measurement.error <= max_error]
-    return min(allowed, key=lambda row: row.measurement.time_us, default=None)

@@ -1,0 +1,25 @@
+"""The planted kernel, found the way any third party's is: by an installed package's entry point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunedex.kernels.base import Kernel
+from tunedex.kernels.registry import all_kernels
+
+PLANTED = Path(__file__).parent / "planted"
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """The kernel ``planted``, in this process and in those it starts."""
+    monkeypatch.syspath_prepend(str(PLANTED))
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+    all_kernels.cache_clear()
+    yield all_kernels()["planted"]
+    all_kernels.cache_clear()
+    sys.modules.pop("planted", None)

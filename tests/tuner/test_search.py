@@ -1,0 +1,143 @@
+"""The search proposes nothing twice, ends when the space does, goes on where it stopped, and finds what is good."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tunedex.core.config import Config, Value
+from tunedex.core.device import Device
+from tunedex.core.host import cpu
+from tunedex.core.problem import Problem
+from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
+from tunedex.tuner.search import Candidate, Sampler, Search
+from tunedex.tuner.space import Space
+
+EVERY_SAMPLER = list(Sampler)
+
+
+class Grid(Implementation):
+    """Sizes in powers of two, a category, and a constraint; a library call beside it."""
+
+    name = "numba"
+    kinds = frozenset({"cpu"})
+
+    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+        powers = tuple(2**n for n in range(6))
+        return (
+            Tunable("rows", powers, "rows"),
+            Tunable("cols", powers, "columns"),
+            Tunable("order", ("row", "column"), "loop order"),
+        )
+
+    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
+        def small(values: Mapping[str, Value]) -> bool:
+            return int(values["rows"]) * int(values["cols"]) <= 256
+
+        return (Constraint("rows * cols <= 256", small),)
+
+    def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
+        raise NotImplementedError
+
+
+def time_of(config: Config) -> float | None:
+    """A smooth landscape with its best at rows=8, cols=4, order=row; cols=1 fails."""
+    if config.implementation == "library":
+        return 40.0
+    if "fault" in config.values:
+        return 60.0
+    rows, cols = int(config.values["rows"]), int(config.values["cols"])
+    if cols == 1:
+        return None
+    away = abs(math.log2(rows / 8)) + abs(math.log2(cols / 4)) + (config.values["order"] == "column")
+    return 10.0 + 5 * away
+
+
+@pytest.fixture
+def spaces(planted: Kernel) -> list[Space]:
+    kernel = type(planted)()
+    kernel.implementations = (Grid(), planted.implementation("library"))  # type: ignore[misc]
+    problem = kernel.signature.problem({"rows": 4, "cols": 8, "dtype": "float32"})
+    return [Space.of(kernel, problem.at_batch(batch), cpu()) for batch in (1, 2)]
+
+
+def run(search: Search, ask: int = 1, most: int = 10_000) -> list[Candidate]:
+    tried: list[Candidate] = []
+    while len(tried) < most and (candidates := search.ask(ask)):
+        for candidate in candidates:
+            tried.append(candidate)
+            search.tell(candidate, time_of(candidate.config))
+    return tried
+
+
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+@pytest.mark.parametrize("ask", [1, 7])
+def test_the_whole_space_is_tried_once_and_then_it_ends(spaces: list[Space], sampler: Sampler, ask: int) -> None:
+    search = Search(spaces[:1], sampler=sampler, trials=500, seed=1)
+    tried = run(search, ask)
+    assert len(tried) == len(set(tried))
+    # The default of the planted kernel lies outside this space and is tried all the same.
+    assert len(tried) == len(spaces[0]) + 1
+    assert search.ask(5) == []
+
+
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+def test_the_trials_bound_the_search(spaces: list[Space], sampler: Sampler) -> None:
+    assert len(run(Search(spaces, sampler=sampler, trials=17, seed=1), 4)) == 17
+
+
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+def test_the_default_and_the_library_come_first(spaces: list[Space], sampler: Sampler) -> None:
+    tried = run(Search(spaces[:1], sampler=sampler, trials=1, seed=1))
+    assert [c.config.implementation for c in tried] == ["numba", "library"]
+    assert tried[0].config == spaces[0].default
+
+
+def test_tpe_comes_near_the_best_in_a_third_of_the_space(spaces: list[Space]) -> None:
+    for seed in range(3):
+        tried = run(Search(spaces[:1], sampler=Sampler.TPE, trials=25, seed=seed), 4)
+        assert min(time_of(c.config) or math.inf for c in tried) <= 15.0
+
+
+def test_the_same_seed_proposes_the_same(spaces: list[Space]) -> None:
+    one, two = (run(Search(spaces, sampler=Sampler.TPE, trials=30, seed=5)) for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+def test_a_search_goes_on_from_what_is_recalled(spaces: list[Space], sampler: Sampler) -> None:
+    first = run(Search(spaces, sampler=sampler, trials=30, seed=1))
+    again = Search(spaces, sampler=sampler, trials=50, seed=1)
+    for candidate in first:
+        again.recall(candidate, time_of(candidate.config))
+        again.recall(candidate, time_of(candidate.config))
+    rest = run(again, 4)
+    assert len(rest) == 20
+    assert not set(rest) & set(first)
+    assert len(again.told) == 50
+
+
+def test_a_recalled_config_that_the_space_lost_is_kept_but_not_proposed(spaces: list[Space]) -> None:
+    search = Search(spaces[:1], sampler=Sampler.TPE, trials=40, seed=1)
+    gone = Candidate(spaces[0].problem, Config("numba", {"rows": 3, "cols": 4, "order": "row"}))
+    search.recall(gone, 5.0)
+    assert gone not in run(search)
+    assert search.told[gone] == 5.0
+
+
+def test_both_batches_are_searched(spaces: list[Space]) -> None:
+    tried = run(Search(spaces, sampler=Sampler.TPE, trials=40, seed=1))
+    assert {c.problem.batch for c in tried} == {1, 2}
+
+
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+def test_failures_only_do_not_stop_a_search(spaces: list[Space], sampler: Sampler) -> None:
+    search = Search(spaces[:1], sampler=sampler, trials=20, seed=1)
+    count = 0
+    while candidates := search.ask(3):
+        for candidate in candidates:
+            search.tell(candidate, None)
+            count += 1
+    assert count == 20

@@ -1,0 +1,75 @@
+"""Problems as the command line writes them: read right, or refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunedex.core.errors import BadInput, UnknownKernel
+from tunedex.core.host import cpu
+from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.tasks import parse_task, preset_named, tasks_for
+
+GOOD = "softmax:batch=2,rows=1024,cols=4096,dtype=fp32"
+
+
+def test_a_problem_is_read() -> None:
+    task = parse_task(GOOD, cpu())
+    assert [dict(p.dims) for p in task.problems] == [{"batch": 2, "rows": 1024, "cols": 4096}]
+    assert str(task) == "softmax:batch=2,rows=1024,cols=4096,dtype=float32"
+    assert parse_task(str(task), cpu()) == task
+
+
+def test_batch_auto_is_one_task_of_several_problems() -> None:
+    task = parse_task("softmax:batch=auto,rows=16,cols=16,dtype=float32", cpu())
+    assert tuple(p.batch for p in task.problems) == SETTINGS.batches
+
+
+def test_an_error_bound_belongs_to_the_task() -> None:
+    assert parse_task("linear_gelu:m=8,n=8,k=8,dtype=float32,max_error=1e-3", cpu()).max_error == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("softmax", "is not KERNEL:name=value"),
+        ("softmax:", "is not KERNEL:name=value"),
+        ("softmax:rows", "is not name=value"),
+        ("softmax:rows=4,rows=5,cols=4,dtype=float32", "rows is given twice"),
+        ("softmax:rows=4,dtype=float32", "softmax needs cols"),
+        ("softmax:rows=4,cols=0,dtype=float32", "cols=0 leaves nothing to compute"),
+        ("softmax:rows=4,cols=-3,dtype=float32", "cols=-3 is negative"),
+        ("softmax:rows=4,cols=four,dtype=float32", "cols=four is not a whole number"),
+        ("softmax:rows=4,cols=1.5,dtype=float32", "cols=1.5 is not a whole number"),
+        ("softmax:rows=4,cols=9223372036854775808,dtype=float32", "over 2^63 - 1"),
+        ("softmax:rows=4,cols=4,dtype=float33", "dtype 'float33' is unknown"),
+        ("softmax:rows=4,cols=4,depth=4,dtype=float32", "has no parameter 'depth'"),
+        ("softmax:rows=4,cols=4", "needs dtype"),
+        ("layernorm_gelu_residual:rows=4,cols=4,gelu=sigmoid,dtype=float32", "gelu=sigmoid is not a choice"),
+        ("linear_gelu:m=4,n=4,k=4,dtype=float32,max_error=-1", "max_error=-1 is not a number above 0"),
+        ("linear_gelu:m=4,n=4,k=4,dtype=float32,max_error=nan", "max_error=nan is not a number above 0"),
+    ],
+)
+def test_a_bad_problem_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words.replace("(", r"\(")) as caught:
+        parse_task(text, cpu())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_kernel_or_preset_names_those_there_are() -> None:
+    with pytest.raises(UnknownKernel, match="known are layernorm_gelu_residual, softmax, linear_gelu"):
+        parse_task("sofmax:rows=4,cols=4,dtype=float32", cpu())
+    with pytest.raises(BadInput, match="known are quick"):
+        preset_named("quickest")
+
+
+def test_the_quick_preset_has_a_problem_of_every_kernel() -> None:
+    tasks = tasks_for(cpu(), [], [])
+    assert [task.kernel.name for task in tasks] == ["layernorm_gelu_residual", "softmax", "linear_gelu"]
+    assert all(not problem.empty for task in tasks for problem in task.problems)
+
+
+def test_kernels_choose_among_the_preset_s_problems() -> None:
+    assert [task.kernel.name for task in tasks_for(cpu(), ["softmax"], [])] == ["softmax"]
+    assert [str(t) for t in tasks_for(cpu(), ["softmax"], [GOOD, "linear_gelu:m=8,n=8,k=8,dtype=float32"])] == [
+        "softmax:batch=2,rows=1024,cols=4096,dtype=float32"
+    ]
