@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
@@ -42,24 +42,31 @@ class MockTensor:
     Args:
         dtype: a torch dtype's name, for example ``bfloat16``.
         aligned: whether the address is a multiple of 16 bytes, for which Triton specialises.
-        shape: needed where a tensor descriptor is made of it; contiguous.
+        shape: needed where a launch reads the shape or the strides.
+        pitch: elements from one row to the next, the last dimension's size where 0; otherwise dense.
     """
 
-    def __init__(self, dtype: str, *, aligned: bool = True, shape: tuple[int, ...] = (1,)) -> None:
+    def __init__(self, dtype: str, *, aligned: bool = True, shape: tuple[int, ...] = (1,), pitch: int = 0) -> None:
         import torch
 
         self.dtype = getattr(torch, dtype)
         self.shape = shape
+        self._pitch = pitch
         self._address = 0 if aligned else 1
 
     def data_ptr(self) -> int:
         return self._address
 
-    def stride(self) -> tuple[int, ...]:
+    @overload
+    def stride(self) -> tuple[int, ...]: ...
+    @overload
+    def stride(self, dimension: int) -> int: ...
+    def stride(self, dimension: int | None = None) -> int | tuple[int, ...]:
+        """Elements from one index to the next, of every dimension or of one."""
         strides = [1]
-        for size in reversed(self.shape[1:]):
-            strides.append(strides[-1] * size)
-        return tuple(reversed(strides))
+        for size in (self._pitch or self.shape[-1], *reversed(self.shape[1:-1]))[: len(self.shape) - 1]:
+            strides.insert(0, strides[0] * size)
+        return tuple(strides) if dimension is None else strides[dimension]
 
 
 @dataclass(frozen=True)
