@@ -34,11 +34,13 @@ _FAMILIES: dict[tuple[int, int], str] = {
     (12, 1): "blackwell",
 }
 
+# Digits are bounded: a key comes from anywhere, and what it says is stored in 64 bits.
 _CUDA_KEY = re.compile(
-    r"nvidia-sm(?P<major>\d+)(?P<minor>\d)-(?P<sms>\d+)sm-l2_(?P<l2>\d+)m-smem_(?P<smem>\d+)k-mem_(?P<mem>\d+)g"
+    r"nvidia-sm(?P<major>[0-9]{1,3})(?P<minor>[0-9])-(?P<sms>[0-9]{1,6})sm-l2_(?P<l2>[0-9]{1,6})m"
+    r"-smem_(?P<smem>[0-9]{1,6})k-mem_(?P<mem>[0-9]{1,6})g"
     r"(?:-(?P<profile>(?:mig|vgpu)-[a-z0-9.+_-]+))?"
 )
-_CPU_KEY = re.compile(r"cpu-(?P<model>[a-z0-9_]+)-(?P<cores>\d+)c-(?P<vector>[a-z0-9]+)")
+_CPU_KEY = re.compile(r"cpu-(?P<model>[a-z0-9_]+)-(?P<cores>[0-9]{1,6})c-(?P<vector>[a-z0-9]+)")
 _NAME_KEY = re.compile(r"name:\S+")
 
 

@@ -78,7 +78,7 @@ def _positive(name: str, value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"{name}={value} is not a number above 0", field=name)
