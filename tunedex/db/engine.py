@@ -84,10 +84,11 @@ def translated(url: URL) -> Iterator[None]:
         reason = _line(error.orig if isinstance(error, DataError) else error)
         raise BadInput(f"a value that no database column holds: {reason}") from error
     except IntegrityError as error:
-        raise DatabaseError(
-            f"database {name_of(url)}: {_line(error.orig)}; devices, environments and sweeps are registered before "
-            "what refers to them"
-        ) from error
+        reason = _line(error.orig)
+        hint = (
+            "; devices, environments and sweeps come before what refers to them" if "foreign" in reason.lower() else ""
+        )
+        raise DatabaseError(f"database {name_of(url)}: {reason}{hint}") from error
     except DBAPIError as error:
         raise DatabaseError(f"database {name_of(url)}: {_line(error.orig)}") from error
     except SQLAlchemyError as error:

@@ -98,10 +98,6 @@ def trial_of(row: TrialRow, problem: Problem) -> Trial:
 
 
 def best_columns(device: str, problem: Problem, row: Row, since: int) -> Columns:
-    """
-    Raises:
-        ValueError: ``measured_at`` is not a time.
-    """
     return {
         "device_key": device,
         "problem_key": problem.key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
@@ -16,7 +17,7 @@ from tunedex.core.snapshot import Snapshot
 from tunedex.db.mapping import best_columns, device_of, problem_of, row_of
 from tunedex.db.models import BestRow, ChannelRow, DeviceRow, ProblemRow, RevisionRow
 from tunedex.db.recording import latest_signatures, register_problems, upsert
-from tunedex.db.types import now
+from tunedex.db.types import now, time_of, time_text
 
 CANDIDATE = "candidate"
 STABLE = "stable"
@@ -36,7 +37,8 @@ def publish(
     _known_device(session, device)
     _lock(session)
     current = _current_rows(session, device, answers)
-    changed = {problem: rows for problem, rows in answers.items() if _differ(rows, current.get(problem.key, []))}
+    given = {problem: _as_stored(rows) for problem, rows in answers.items()}
+    changed = {problem: rows for problem, rows in given.items() if rows != current.get(problem.key, [])}
     if not changed:
         return current_revision(session, device, CANDIDATE)
     register_problems(session, changed)
@@ -50,10 +52,7 @@ def publish(
             .where(BestRow.device_key == device, BestRow.problem_key == key, BestRow.until.is_(None))
             .values(until=revision)
         )
-    try:
-        rows = [best_columns(device, problem, row, revision) for problem in changed for row in changed[problem]]
-    except ValueError as error:
-        raise BadInput(f"a row's measured_at is wrong: {error}", field="measured_at") from error
+    rows = [best_columns(device, problem, row, revision) for problem in changed for row in changed[problem]]
     if rows:
         session.execute(insert(BestRow), rows)
     for channel in CHANNELS if stable else (CANDIDATE,):
@@ -159,8 +158,17 @@ def _current_rows(session: Session, device: str, answers: Mapping[Problem, Seque
     return rows
 
 
-def _differ(new: Sequence[Row], current: Sequence[Row]) -> bool:
-    return sorted(new, key=lambda row: row.rank) != list(current)
+def _as_stored(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` by rank, with their times spelled as they are read back.
+
+    Raises:
+        BadInput: a ``measured_at`` is not a time.
+    """
+    try:
+        spelled = [replace(row, measured_at=time_text(time_of(row.measured_at))) for row in rows]
+    except ValueError as error:
+        raise BadInput(f"a row's measured_at is wrong: {error}", field="measured_at") from error
+    return sorted(spelled, key=lambda row: row.rank)
 
 
 def _known_device(session: Session, device: str) -> None:
