@@ -108,6 +108,9 @@ class ChildProcess:
             self._receive(parent, self._start_s, "start")
         except (EOFError, ConnectionResetError):
             raise self._died("start") from None
+        except BaseException:
+            self.close()
+            raise
 
     def _receive(self, connection: Connection, timeout_s: float, method: str) -> Any:
         if not connection.poll(timeout_s):

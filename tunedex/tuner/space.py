@@ -53,7 +53,9 @@ class Space:
         return itertools.chain.from_iterable(branch.configs for branch in self.branches)
 
     def __contains__(self, config: Config) -> bool:
-        return any(config in branch.configs for branch in self.branches if branch.implementation == config.implementation)
+        return any(
+            config in branch.configs for branch in self.branches if branch.implementation == config.implementation
+        )
 
     @property
     def default(self) -> Config | None:
