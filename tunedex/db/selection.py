@@ -55,11 +55,12 @@ def select(
         Rows ranked from 0. The incumbent's, less those that now fail, where the final has no measurement.
     """
     failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)}
-    policy = _policy(finals)
+    passed = [trial for trial in finals if trial.config.key not in failed]
+    policy = _policy(passed)
     if policy is None:
         return _without(failed, incumbent)
 
-    timed = _medians((trial for trial in finals if trial.config.key not in failed), policy)
+    timed = _medians(passed, policy)
     default_us = _time(timed.get(default.key)) if default else None
     library = _fastest(row for row in timed.values() if row.config.implementation == LIBRARY)
     library_us = _time(library)
@@ -81,15 +82,18 @@ def select(
     yours = [timed[key] for key in (default and default.key, library and library.config.key) if key in timed]
     best = _best(timed.values(), yours, held)
 
-    # What was not timed in this final may not outdo who won it: an older or a rougher time is no proof. A lossy
-    # config may: who allows an error has no other answer.
     others = {row.config.key: row for row in map(complete, _medians(searched, policy).values())}
     others |= {row.config.key: row for row in published}
+    others = {key: row for key, row in others.items() if key not in timed and key not in failed}
+    if not _serves_all(best):
+        best = min(filter(_serves_all, others.values()), key=_speed, default=best)
     proven = {**timed, best.config.key: best}
+    # What was not timed in this final may not outdo who won it: an older or a rougher time is no proof. A lossy
+    # config may: who allows an error has no other answer.
     rest = [
         row
         for key, row in others.items()
-        if key not in proven and key not in failed and not (row.measurement.lossless and _outdoes(row, best))
+        if key not in proven and not (row.measurement.lossless and _outdoes(row, best))
     ]
     return _arranged(best, yours, [*proven.values(), *rest])
 

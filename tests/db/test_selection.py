@@ -1,0 +1,275 @@
+"""The rules for the best, each by an example, then over any trials."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from db_examples import DEVICE, ENVIRONMENT, VERSION, config, measurement, problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunedex.core.config import Config
+from tunedex.core.limits import Limits
+from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
+from tunedex.core.row import MARGIN, Row, choose
+from tunedex.db.records import Stage, Trial
+from tunedex.db.selection import MAX_ROWS, select
+
+DEFAULT = config(0)
+LIBRARY = Config("library", {"call": "cublas"})
+
+
+def tried(what: int | Config, outcome: float | Measurement | Failure, stage: Stage = Stage.FINAL) -> Trial:
+    return Trial(
+        problem=problem(),
+        device=DEVICE.key,
+        environment=ENVIRONMENT.key,
+        kernel_version=VERSION,
+        config=config(what) if isinstance(what, int) else what,
+        outcome=measurement(float(outcome)) if isinstance(outcome, int | float) else outcome,
+        stage=stage,
+        created_at=datetime(2026, 1, 31, tzinfo=UTC),
+    )
+
+
+def searched(what: int | Config, outcome: float | Measurement | Failure) -> Trial:
+    return tried(what, outcome, Stage.SEARCH)
+
+
+def choice(
+    finals: list[Trial],
+    incumbent: list[Row] | None = None,
+    search: list[Trial] | None = None,
+    default: Config | None = DEFAULT,
+) -> list[Row]:
+    return select(finals, search or [], incumbent or [], default=default, share=lambda time_us: 5.0 / time_us)
+
+
+def test_the_fastest_wins_when_it_beats_default_and_library_by_the_margin() -> None:
+    rows = choice([tried(DEFAULT, 100), tried(LIBRARY, 95), tried(1, 90), tried(2, 92)])
+    assert rows[0].config == config(1)
+    assert (rows[0].default_us, rows[0].library_us, rows[0].roofline_share) == (100, 95, 5 / 90)
+    assert rows[0].measured_at == "2026-01-31T00:00:00Z"
+    assert [row.rank for row in rows] == list(range(len(rows)))
+
+
+def test_within_the_margin_the_faster_of_default_and_library_is_the_best() -> None:
+    assert choice([tried(DEFAULT, 100), tried(LIBRARY, 110), tried(1, 98.5)])[0].config == DEFAULT
+    assert choice([tried(DEFAULT, 100), tried(LIBRARY, 91), tried(1, 90)])[0].config == LIBRARY
+    assert choice([tried(DEFAULT, 100), tried(1, 102)])[0].config == DEFAULT
+
+
+def test_the_best_library_config_is_the_library_call() -> None:
+    other = Config("library", {"call": "cublaslt"})
+    rows = choice([tried(DEFAULT, 100), tried(LIBRARY, 95), tried(other, 80), tried(1, 90)])
+    assert rows[0].config == other
+    assert rows[0].library_us == 80
+
+
+def test_without_default_and_library_the_fastest_is_the_best() -> None:
+    rows = choice([tried(1, 99.5), tried(2, 100)], default=None)
+    assert rows[0].config == config(1)
+    assert (rows[0].default_us, rows[0].library_us) == (None, None)
+
+
+def test_the_incumbent_stays_unless_beaten_by_the_margin() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 90)])
+    close = choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 89)], before)
+    assert close[0].config == config(1)
+    clear = choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 88)], before)
+    assert clear[0].config == config(2)
+
+
+def test_an_incumbent_timed_again_is_judged_by_its_new_time() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 80)])
+    rows = choice([tried(DEFAULT, 100), tried(1, 95), tried(2, 90)], before)
+    assert rows[0].config == config(2)
+
+
+def test_an_incumbent_that_was_not_timed_again_keeps_its_row() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 80)])
+    assert choice([tried(DEFAULT, 101), tried(2, 90)], before)[0] == before[0]
+
+
+def test_an_incumbent_slower_than_what_the_user_has_goes() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 90)])
+    assert choice([tried(DEFAULT, 89.5), tried(1, 90)], before)[0].config == DEFAULT
+    assert choice([tried(DEFAULT, 100), tried(LIBRARY, 89.5), tried(1, 90)], before)[0].config == LIBRARY
+
+
+def test_an_incumbent_that_now_fails_goes() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 50)])
+    wrong = tried(1, Failure(FailureKind.WRONG_RESULT))
+    rows = choice([tried(DEFAULT, 100), wrong], before)
+    assert [row.config for row in rows] == [DEFAULT]
+    assert [row.config for row in choice([wrong], before)] == [DEFAULT]
+
+
+def test_a_final_without_a_measurement_leaves_things_as_they_were() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 50), tried(2, 60)])
+    assert choice([], before) == before
+    assert choice([tried(3, Failure(FailureKind.CRASH))], before) == before
+    assert choice([]) == []
+
+
+def test_an_incumbent_of_another_environment_version_or_policy_is_not_compared() -> None:
+    (mine,) = choice([tried(1, 10)])
+    for other in (
+        replace(mine, environment="another"),
+        replace(mine, kernel_version="another"),
+        replace(mine, measurement=measurement(10, policy=Policy.GRAPH_COLD)),
+    ):
+        assert [row.config for row in choice([tried(DEFAULT, 100)], [other])] == [DEFAULT]
+
+
+def test_an_imported_row_never_outranks_a_local_one() -> None:
+    imported = replace(choice([tried(1, 10)])[0], source="imported")
+    assert [row.config for row in choice([tried(DEFAULT, 100), tried(2, 99)], [imported])] == [DEFAULT, config(2)]
+    assert choice([], [imported]) == [imported]
+
+
+def test_times_of_another_policy_are_not_compared() -> None:
+    graph = measurement(1, policy=Policy.GRAPH_COLD)
+    rows = choice([tried(DEFAULT, 100), tried(1, 90)], search=[searched(2, graph)])
+    assert {row.config for row in rows} == {DEFAULT, config(1)}
+
+
+def test_a_lossy_config_is_never_the_best_and_answers_whom_it_may() -> None:
+    lossy = measurement(40, error=1e-3, lossless=False)
+    rows = choice([tried(DEFAULT, 100), tried(1, 90), tried(2, lossy)])
+    assert rows[0].config == config(1)
+    answer = choose(rows, Limits(max_error=1e-2))
+    assert answer is not None
+    assert answer.config == config(2)
+    alone = choice([tried(2, lossy)], default=None)
+    assert alone[0].config == config(2)
+    assert choose(alone) is None
+
+
+def test_several_streams_in_a_graph_are_for_whoever_runs_in_a_graph() -> None:
+    streams = Config("triton", {"streams": 2})
+    graph = [
+        tried(what, measurement(time_us, policy=Policy.GRAPH_COLD))
+        for what, time_us in ((DEFAULT, 100), (1, 90), (streams, 60))
+    ]
+    rows = choice(graph)
+    assert rows[0].config == config(1)
+    answer = choose(rows, Limits(policy="graph"))
+    assert answer is not None
+    assert answer.config == streams
+
+
+def test_the_pareto_set_of_the_search_is_published_too() -> None:
+    lean = measurement(120, memory=0)
+    exact = measurement(130, error=1e-9, memory=100)
+    wasteful = measurement(140, error=1e-3, memory=200)
+    rows = choice(
+        [tried(DEFAULT, measurement(100, memory=100))],
+        search=[searched(1, lean), searched(2, exact), searched(3, wasteful)],
+    )
+    assert [row.config for row in rows] == [DEFAULT, config(1), config(2), config(3)]
+
+
+def test_a_time_of_the_search_does_not_outdo_the_final() -> None:
+    rows = choice([tried(DEFAULT, 100), tried(1, 90)], search=[searched(2, 50), searched(1, 40)])
+    assert [row.config for row in rows] == [config(1), DEFAULT]
+
+
+def test_several_finals_of_one_config_count_as_their_median() -> None:
+    rows = choice([tried(DEFAULT, 100), *(tried(1, time_us) for time_us in (10, 95, 96)), tried(2, 94)])
+    assert rows[0].config == config(2)
+
+
+def test_default_and_library_are_kept_however_slow_they_are() -> None:
+    rows = choice(
+        [tried(DEFAULT, 1000), tried(LIBRARY, 900), *(tried(n, 100 + n) for n in range(1, 40))],
+    )
+    assert len(rows) == MAX_ROWS
+    assert {DEFAULT, LIBRARY} <= {row.config for row in rows}
+    assert [row.config for row in rows[:3]] == [config(1), config(2), config(3)]
+
+
+times = st.one_of(st.floats(50, 150), st.sampled_from([98.0, 99.0, 100.0, 102.0]))
+measured = st.builds(
+    measurement,
+    times,
+    error=st.sampled_from([0.0, 1e-8, 1e-7, 1e-3]),
+    lossless=st.booleans(),
+    memory=st.sampled_from([None, 0, 10, 20]),
+    policy=st.sampled_from([Policy.EAGER_COLD, Policy.EAGER_COLD, Policy.GRAPH_COLD]),
+)
+outcomes = st.one_of(measured, measured, measured, st.just(Failure(FailureKind.WRONG_RESULT)))
+configs = st.one_of(
+    st.integers(0, 8).map(config),
+    st.integers(0, 2).map(lambda call: Config("library", {"call": call})),
+    st.integers(2, 4).map(lambda streams: Config("triton", {"streams": streams})),
+)
+finals = st.lists(st.builds(tried, configs, outcomes), max_size=14)
+searches = st.lists(st.builds(searched, configs, outcomes), max_size=14)
+MANY = settings(max_examples=150, deadline=None)
+
+
+@MANY
+@given(finals, searches, finals, st.randoms(use_true_random=False))
+def test_order_does_not_matter(now: list[Trial], search: list[Trial], before: list[Trial], dice: random.Random) -> None:
+    incumbent = choice(before)
+    rows = choice(now, incumbent, search)
+    for trials in (now, search, incumbent):
+        dice.shuffle(trials)
+    assert choice(now, incumbent, search) == rows
+
+
+@MANY
+@given(finals, searches, finals)
+def test_ranks_are_complete_and_hold_no_config_twice_and_none_that_fails(
+    now: list[Trial], search: list[Trial], before: list[Trial]
+) -> None:
+    rows = choice(now, choice(before), search)
+    failed = {trial.config for trial in now if isinstance(trial.outcome, Failure)}
+    assert [row.rank for row in rows] == list(range(len(rows)))
+    assert len(rows) <= MAX_ROWS
+    assert len({row.config for row in rows}) == len(rows)
+    assert not failed & {row.config for row in rows}
+    assert len({row.measurement.policy for row in rows}) <= 1
+
+
+@MANY
+@given(finals, searches, finals)
+def test_the_first_is_what_a_caller_without_limits_is_given(
+    now: list[Trial], search: list[Trial], before: list[Trial]
+) -> None:
+    rows = choice(now, choice(before), search)
+    assert choose(rows) in (None, *rows[:1])
+
+
+@MANY
+@given(finals, searches, finals)
+def test_the_best_is_never_slower_than_default_or_library(
+    now: list[Trial], search: list[Trial], before: list[Trial]
+) -> None:
+    rows = choice(now, choice(before), search)
+    measured_now = {trial.config for trial in now if isinstance(trial.outcome, Measurement)}
+    best = choose(rows)
+    if best is None or not measured_now:
+        return
+    for row in rows:
+        if row.config in measured_now and (row.config == DEFAULT or row.measurement.time_us == row.library_us):
+            serves_all = choose([row]) is not None
+            assert not serves_all or best.measurement.time_us <= row.measurement.time_us
+
+
+@MANY
+@given(finals, searches)
+def test_the_same_trials_again_change_nothing(now: list[Trial], search: list[Trial]) -> None:
+    rows = choice(now, [], search)
+    assert choice(now, rows, search) == rows
+
+
+@MANY
+@given(st.floats(50, 150), st.floats(50, 150))
+def test_the_margin_holds_exactly(incumbent_us: float, challenger_us: float) -> None:
+    before = choice([tried(1, incumbent_us)], default=None)
+    rows = choice([tried(1, incumbent_us), tried(2, challenger_us)], before, default=None)
+    assert (rows[0].config == config(2)) == (challenger_us < incumbent_us * (1 - MARGIN))
