@@ -32,7 +32,7 @@ from tunedex.kernels.base import (
     Tunable,
 )
 from tunedex.kernels.linear_gelu_numba import NumbaLinear
-from tunedex.kernels.linear_gelu_triton import TritonLinear
+from tunedex.kernels.linear_gelu_triton import FEW_ROWS, TritonLinear, wide_pitch
 from tunedex.kernels.precision import matmul_precision
 from tunedex.kernels.rows import item_bytes, mixed, placed
 from tunedex.kernels.version import version_of
@@ -59,16 +59,18 @@ _CODE = tuple(
 )
 
 _HALVES = ("float16", "bfloat16")
-_TILE: dict[str, Value] = {"variant": "pointer", "precision": "ieee", "group_m": 8, "num_stages": 3}
-
-
-def _triton_default(dtypes: tuple[str, ...], rows: tuple[int, int] | None, **values: int) -> DefaultRule:
-    """The Triton default for ``dtypes`` where m of one item lies within ``rows``."""
-    config: dict[str, Value] = {"implementation": "triton", **_TILE, **values}
-    ranges = {"batch": (1, 1), "m": rows} if rows else {}
-    return DefaultRule("cuda", config, ranges, DEFAULT_SHARED_MEMORY_BYTES, dtypes)
-
-
+_TRITON_DEFAULT: dict[str, Value] = {
+    "implementation": "triton",
+    "variant": "pointer",
+    "precision": "ieee",
+    "block_m": 128,
+    "block_n": 128,
+    "block_k": 64,
+    "group_m": 8,
+    "num_warps": 4,
+    "num_stages": 3,
+}
+_FEW_ROWS_DEFAULT = {**_TRITON_DEFAULT, "block_m": 64, "block_n": 64}
 _LIBRARY_DEFAULT: dict[str, Value] = {"implementation": "library", "call": "eager", "precision": "ieee"}
 _NUMBA_DEFAULT: dict[str, Value] = {
     "implementation": "numba",
@@ -88,10 +90,20 @@ SIGNATURE = Signature(
     attributes=(Attribute("gelu", ("tanh", "erf"), "tanh"),),
     layouts=("contiguous", "strided"),
     defaults=(
-        _triton_default(_HALVES, (1, 64), block_m=64, block_n=64, block_k=64, num_warps=4),
-        _triton_default(_HALVES, None, block_m=128, block_n=128, block_k=64, num_warps=8),
-        _triton_default(("float32",), (1, 64), block_m=64, block_n=64, block_k=32, num_warps=4),
-        _triton_default(("float32",), None, block_m=128, block_n=64, block_k=32, num_warps=8),
+        DefaultRule(
+            "cuda",
+            _FEW_ROWS_DEFAULT,
+            {"batch": (1, 1), "m": (1, FEW_ROWS)},
+            DEFAULT_SHARED_MEMORY_BYTES,
+            _HALVES,
+        ),
+        DefaultRule(
+            "cuda",
+            _TRITON_DEFAULT,
+            min_shared_memory_bytes=DEFAULT_SHARED_MEMORY_BYTES,
+            dtypes=_HALVES,
+        ),
+        # float32 too: without tensor cores the library is twice as fast as any tile of ours.
         DefaultRule("cuda", _LIBRARY_DEFAULT),
         DefaultRule("cpu", _NUMBA_DEFAULT, dtypes=("float32",)),
         DefaultRule("cpu", _LIBRARY_DEFAULT),
@@ -176,10 +188,9 @@ class LinearGelu(Kernel):
             "x": source.normal((problem.batch, problem.dims["m"], k), problem.dtype),
             "weight": source.normal((1, n, k), problem.dtype, scale=1 / math.sqrt(k), outliers=False),
         }
-        step = max(1, problem.alignment // item_bytes(problem))
-        wide = problem.layout == "strided" or source.strided
-        pitch = (k // step + 2) * step if wide else k
-        offset = step if problem.alignment < ALIGNMENT_BYTES else 0
+        pitch = wide_pitch(problem) if problem.layout == "strided" or source.strided else k
+        # One step off an aligned address has exactly the alignment of the step.
+        offset = problem.alignment // item_bytes(problem) if problem.alignment < ALIGNMENT_BYTES else 0
         x, weight = (placed(tensor, pitch, offset) for tensor in values.values())
         bias = source.normal((n,), problem.dtype, scale=0.1, outliers=False)
         return {"x": x, "weight": weight[0], "bias": bias}
@@ -217,13 +228,16 @@ class LinearGelu(Kernel):
             _check(tensor.dtype == x.dtype, name, f"in {x.dtype}, as x", tensor.dtype)
             _check(tensor.device == x.device, name, f"on {x.device}, as x", tensor.device)
             _check(tensor.shape[-1] <= 1 or tensor.stride(-1) == 1, name, "with unit inner stride", tensor.stride(-1))
-        if x.dim() == 3 and x.shape[0] > 1 and x.shape[1] > 1:
-            even = x.shape[1] * x.stride(1)
-            _check(x.stride(0) == even, "x", f"with evenly spaced rows, {even} from item to item", x.stride(0))
+        try:
+            rows = x.view(x.shape[:-1].numel(), k)
+        except RuntimeError:
+            raise BadInput(
+                f"linear_gelu needs x with evenly spaced rows, not of strides {x.stride()}", field="x"
+            ) from None
         strided = not (x.is_contiguous() and weight.is_contiguous())
         places = [tensor.data_ptr() for tensor in (x, weight, bias)]
         if strided:
-            places += [tensor.stride(-2) * x.element_size() for tensor in (x, weight) if tensor.shape[-2] > 1]
+            places += [tensor.stride(0) * x.element_size() for tensor in (rows, weight) if tensor.shape[0] > 1]
         return self.signature.problem(
             {
                 "batch": x.shape[0] if x.dim() == 3 else 1,

@@ -55,7 +55,7 @@ class NumbaLinear(Implementation):
         values = config.values
         product = _product(str(values["micro"]), problem.attributes["gelu"])
         rows_per_task = int(values["rows_per_task"])
-        most = min(device.multiprocessors, numba.config.NUMBA_NUM_THREADS)
+        most = min(device.multiprocessors, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
         threads = min(int(values["threads"]) or most, most)
         packed = np.empty((threads, int(values["block_k"]), int(values["block_n"])), dtype=np.float32)
 
@@ -104,7 +104,7 @@ def _product(micro: str, form: str) -> Callable[..., None]:
     exp2 = primitives().exp2
 
     @jit
-    def activate(z):  # type: ignore[no-untyped-def]
+    def activate(z):
         a = abs(z)
         q = leading
         for coefficient in coefficients:
@@ -114,7 +114,7 @@ def _product(micro: str, form: str) -> Callable[..., None]:
     prange = numba.prange
     thread = numba.get_thread_id
 
-    def product(x, weight, bias, out, packed, rows_per_task):  # type: ignore[no-untyped-def]
+    def product(x, weight, bias, out, packed, rows_per_task):
         m, k = x.shape
         n = weight.shape[0]
         block_k, block_n = packed.shape[1:]
@@ -158,7 +158,7 @@ def _product(micro: str, form: str) -> Callable[..., None]:
     return compiled
 
 
-def _one_by_one(x, panel, out, row, k0, term, first_column, columns):  # type: ignore[no-untyped-def]
+def _one_by_one(x, panel, out, row, k0, term, first_column, columns):
     a = x[row, k0 + term]
     o = out[row, first_column : first_column + columns]
     b = panel[term, :columns]
@@ -166,7 +166,7 @@ def _one_by_one(x, panel, out, row, k0, term, first_column, columns):  # type: i
         o[j] += a * b[j]
 
 
-def _one_by_eight(x, panel, out, row, k0, term, first_column, columns):  # type: ignore[no-untyped-def]
+def _one_by_eight(x, panel, out, row, k0, term, first_column, columns):
     k = k0 + term
     a0, a1, a2, a3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
     a4, a5, a6, a7 = x[row, k + 4], x[row, k + 5], x[row, k + 6], x[row, k + 7]
@@ -187,7 +187,7 @@ def _one_by_eight(x, panel, out, row, k0, term, first_column, columns):  # type:
         o[j] += a0 * p0[j] + a1 * p1[j] + a2 * p2[j] + a3 * p3[j] + a4 * p4[j] + a5 * p5[j] + a6 * p6[j] + a7 * p7[j]
 
 
-def _two_by_eight(x, panel, out, row, k0, term, first_column, columns):  # type: ignore[no-untyped-def]
+def _two_by_eight(x, panel, out, row, k0, term, first_column, columns):
     k = k0 + term
     a0, a1, a2, a3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
     a4, a5, a6, a7 = x[row, k + 4], x[row, k + 5], x[row, k + 6], x[row, k + 7]
@@ -213,7 +213,7 @@ def _two_by_eight(x, panel, out, row, k0, term, first_column, columns):  # type:
         q[j] += c0 * b0 + c1 * b1 + c2 * b2 + c3 * b3 + c4 * b4 + c5 * b5 + c6 * b6 + c7 * b7
 
 
-def _four_by_four(x, panel, out, row, k0, term, first_column, columns):  # type: ignore[no-untyped-def]
+def _four_by_four(x, panel, out, row, k0, term, first_column, columns):
     k = k0 + term
     a0, a1, a2, a3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
     c0, c1, c2, c3 = x[row + 1, k], x[row + 1, k + 1], x[row + 1, k + 2], x[row + 1, k + 3]

@@ -9,23 +9,23 @@ before. Tiles are visited in groups of ``group_m`` rows of tiles, so that what n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
-from tunedex.core.problem import Problem
+from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable
 from tunedex.kernels.gelu import gelu_exact
 from tunedex.kernels.jit import jit, tl
-from tunedex.kernels.offline import MockTensor, compile_triton
+from tunedex.kernels.offline import WARP_SIZE, MockTensor, compile_triton
 from tunedex.kernels.rows import item_bytes, mixed
 
 if TYPE_CHECKING:
     import torch
 
-WARP_SIZE = 32
-TMA_ALIGNMENT_BYTES = 16
+    _Tensor = torch.Tensor | MockTensor
 
 #: A thread that holds more float32 accumulators than this spills.
 MAX_ACCUMULATORS = 128
@@ -59,7 +59,7 @@ class TritonLinear(Implementation):
             Tunable("block_m", (16, 32, 64) if few else (64, 128, 256), "rows of an output tile"),
             Tunable("block_n", (64, 128, 256), "columns of an output tile"),
             Tunable("block_k", (16, 32, 64) if wide else (32, 64, 128), "terms loaded at a time"),
-            Tunable("group_m", (8,) if few else (4, 8, 16), "rows of tiles visited together"),
+            Tunable("group_m", (8,) if few else (8, 16), "rows of tiles visited together"),
             Tunable("num_warps", (4, 8), "warps a program"),
             Tunable("num_stages", (2, 3, 4, 5), "loads in flight"),
         )
@@ -91,9 +91,15 @@ class TritonLinear(Implementation):
             ),
             Constraint("the stages fit into shared memory", shared_memory_fits),
             Constraint(
-                "exact float32 by pointers, with a loop body that compiles in time",
+                "exact float32 by pointers, with a loop body that compiles in time; arithmetic hides its loads",
                 lambda v: (
-                    not exact(v) or (v["variant"] == "pointer" and accumulators(v) * int(v["block_k"]) <= MAX_UNROLLED)
+                    not exact(v)
+                    or (
+                        v["variant"] == "pointer"
+                        and accumulators(v) * int(v["block_k"]) <= MAX_UNROLLED
+                        and int(v["num_stages"]) <= 3
+                        and v["group_m"] == 8
+                    )
                 ),
             ),
             Constraint(
@@ -103,26 +109,32 @@ class TritonLinear(Implementation):
         )
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Resources:
-        batch, m, n, k = (problem.dims[name] for name in ("batch", "m", "n", "k"))
-        aligned = problem.alignment == TMA_ALIGNMENT_BYTES
+        rows, n, k = problem.batch * problem.dims["m"], problem.dims["n"], problem.dims["k"]
+        aligned = problem.alignment == ALIGNMENT_BYTES
         # A strided problem does not say its pitch; one of another divisibility by 16 compiles anew when launched.
-        pitch = k + 16 if problem.layout == "strided" else k
-
-        def mock(*shape: int, pitch: int = 0) -> MockTensor:
-            return MockTensor(problem.dtype, aligned=aligned, shape=shape, pitch=pitch)
-
-        tensors = mock(batch * m, k, pitch=pitch), mock(n, k, pitch=pitch), mock(n), mock(batch * m, n)
-        kernel, grid, arguments, meta = _call(problem, config, device, *tensors)
-        return compile_triton(device, kernel, *arguments, grid=grid, **meta)
+        pitch = wide_pitch(problem) if problem.layout == "strided" else k
+        x, weight = (MockTensor(problem.dtype, aligned=aligned, shape=(height, k), pitch=pitch) for height in (rows, n))
+        bias, out = MockTensor(problem.dtype, shape=(n,)), MockTensor(problem.dtype, shape=(rows, n))
+        plan = _plan(problem, config, device)
+        arguments = plan.arguments(x, weight, bias, out)
+        return compile_triton(device, plan.function, *arguments, grid=plan.grid, **plan.meta)
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
+        plan = _plan(problem, config, device)
+        function, meta = plan.function[plan.grid], plan.meta
+
         def launch(operands: Tensors, outputs: Tensors) -> None:
             x, out = operands["x"], outputs["out"]
             x, out = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-            kernel, grid, arguments, meta = _call(problem, config, device, x, operands["weight"], operands["bias"], out)
-            kernel[grid](*arguments, **meta)
+            function(*plan.arguments(x, operands["weight"], operands["bias"], out), **meta)
 
         return launch
+
+
+def wide_pitch(problem: Problem) -> int:
+    """A row pitch of x and weight, in elements, for a strided problem: wider than k, of the problem's alignment."""
+    step = max(1, problem.alignment // item_bytes(problem))
+    return (problem.dims["k"] // step + 2) * step
 
 
 def _variants(problem: Problem, device: Device) -> tuple[str, ...]:
@@ -132,24 +144,39 @@ def _variants(problem: Problem, device: Device) -> tuple[str, ...]:
         row_bytes.append(problem.dims["k"] * item_bytes(problem))
     tma = (
         device.target >= 90
-        and all(size % TMA_ALIGNMENT_BYTES == 0 for size in (problem.alignment, *row_bytes))
+        and all(size % ALIGNMENT_BYTES == 0 for size in (problem.alignment, *row_bytes))
         and max(problem.batch * problem.dims["m"], problem.dims["n"], problem.dims["k"]) < 2**31
     )
     return ("pointer", "descriptor", "persistent") if tma else ("pointer",)
 
 
-def _call(
-    problem: Problem,
-    config: Config,
-    device: Device,
-    x: torch.Tensor | MockTensor,
-    weight: torch.Tensor | MockTensor,
-    bias: torch.Tensor | MockTensor,
-    out: torch.Tensor | MockTensor,
-) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
-    """The Triton function, its grid, its arguments and its compile-time values; x and out of two dimensions."""
+@dataclass(frozen=True)
+class _Plan:
+    """A launch but for its tensors: the Triton function, its grid and its compile-time values. ``blocks`` are the
+    shapes of the tiles of x, weight and out where those go by descriptors."""
+
+    function: Any
+    grid: tuple[int, ...]
+    meta: Mapping[str, Any]
+    sizes: tuple[int, int, int]
+    blocks: tuple[list[int], list[int], list[int]] | None = None
+
+    def arguments(self, x: _Tensor, weight: _Tensor, bias: _Tensor, out: _Tensor) -> tuple[Any, ...]:
+        """The arguments for x and out of two dimensions."""
+        if self.blocks is None:
+            return (x, weight, bias, out, *self.sizes, x.stride(0), weight.stride(0))
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        described = (
+            TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+            for tensor, block in zip((x, weight, out), self.blocks, strict=True)
+        )
+        return (*described, bias, *self.sizes)
+
+
+def _plan(problem: Problem, config: Config, device: Device) -> _Plan:
     values = config.values
-    rows, n, k = x.shape[0], problem.dims["n"], problem.dims["k"]
+    sizes = rows, n, k = problem.batch * problem.dims["m"], problem.dims["n"], problem.dims["k"]
     block_m, block_n, block_k = (int(values[name]) for name in ("block_m", "block_n", "block_k"))
     tiles = -(-rows // block_m) * -(-n // block_n)
     meta: dict[str, Any] = {
@@ -163,21 +190,12 @@ def _call(
         "num_stages": int(values["num_stages"]),
     }
     if values["variant"] == "pointer":
-        arguments = (x, weight, bias, out, rows, n, k, x.stride(0), weight.stride(0))
-        return _pointer, (tiles,), arguments, {**meta, "WHOLE_K": k % block_k == 0}
-
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    tensors = ((x, block_m, block_k), (weight, block_n, block_k), (out, block_m, block_n))
-    described = [
-        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [height, width])
-        for tensor, height, width in tensors
-    ]
-    arguments = (*described, bias, rows, n, k)
+        return _Plan(_pointer, (tiles,), {**meta, "WHOLE_K": k % block_k == 0}, sizes)
+    blocks = [block_m, block_k], [block_n, block_k], [block_m, block_n]
     if values["variant"] == "descriptor":
-        return _descriptor, (tiles,), arguments, meta
+        return _Plan(_descriptor, (tiles,), meta, sizes, blocks)
     programs = min(tiles, device.multiprocessors)
-    return _persistent, (programs,), arguments, {**meta, "PROGRAMS": programs}
+    return _Plan(_persistent, (programs,), {**meta, "PROGRAMS": programs}, sizes, blocks)
 
 
 @jit
@@ -233,6 +251,14 @@ def _pointer(
 
 
 @jit
+def _finish(accumulator, out, bias, row, first_column, n, FORM: tl.constexpr):
+    """Add the bias to the sums of a tile, activate, and store it by the descriptor ``out``."""
+    column = first_column + tl.arange(0, accumulator.shape[1])
+    z = accumulator + tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
+    out.store([row, first_column], gelu_exact(z, FORM).to(out.dtype))
+
+
+@jit
 def _descriptor(
     x,
     weight,
@@ -255,9 +281,7 @@ def _descriptor(
         a = x.load([tile_m * BLOCK_M, done])
         b = weight.load([tile_n * BLOCK_N, done])
         accumulator = tl.dot(a, b.T, accumulator, input_precision=PRECISION)
-    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    z = accumulator + tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
-    out.store([tile_m * BLOCK_M, tile_n * BLOCK_N], gelu_exact(z, FORM).to(out.dtype))
+    _finish(accumulator, out, bias, tile_m * BLOCK_M, tile_n * BLOCK_N, n, FORM)
 
 
 @jit
@@ -292,6 +316,4 @@ def _persistent(
             accumulator = tl.dot(a, b.T, accumulator, input_precision=PRECISION)
         finished += PROGRAMS
         tile_m, tile_n = _tile(finished, tiles_m, tiles_n, GROUP_M)
-        column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        z = accumulator + tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
-        out.store([tile_m * BLOCK_M, tile_n * BLOCK_N], gelu_exact(z, FORM).to(out.dtype))
+        _finish(accumulator, out, bias, tile_m * BLOCK_M, tile_n * BLOCK_N, n, FORM)
