@@ -64,7 +64,7 @@ def index(table: str, *columns: str) -> None:
 
 def upgrade() -> None:
     op.create_table(
-        "devices",
+        "tunedex_devices",
         text("key"),
         text("kind"),
         text("name"),
@@ -72,10 +72,10 @@ def upgrade() -> None:
         text("description"),
         time("registered_at"),
         time("seen_at"),
-        key("devices", "key"),
+        key("tunedex_devices", "key"),
     )
     op.create_table(
-        "environments",
+        "tunedex_environments",
         text("key"),
         text("driver"),
         text("cuda"),
@@ -84,18 +84,18 @@ def upgrade() -> None:
         text("numba"),
         text("python"),
         time("registered_at"),
-        key("environments", "key"),
+        key("tunedex_environments", "key"),
     )
     op.create_table(
-        "kernels",
+        "tunedex_kernels",
         text("name"),
         text("version"),
         text("signature"),
         time("registered_at"),
-        key("kernels", "name", "version"),
+        key("tunedex_kernels", "name", "version"),
     )
     op.create_table(
-        "problems",
+        "tunedex_problems",
         text("key"),
         text("kernel"),
         text("dims"),
@@ -104,11 +104,11 @@ def upgrade() -> None:
         text("layout"),
         whole("alignment"),
         time("registered_at"),
-        key("problems", "key"),
+        key("tunedex_problems", "key"),
     )
-    index("problems", "kernel")
+    index("tunedex_problems", "kernel")
     op.create_table(
-        "sweeps",
+        "tunedex_sweeps",
         whole("id"),
         text("device_key"),
         text("environment_key"),
@@ -121,13 +121,13 @@ def upgrade() -> None:
         text("status"),
         time("started_at"),
         time("ended_at", null=True),
-        key("sweeps", "id"),
-        refers("sweeps", "device_key", "devices.key"),
-        refers("sweeps", "environment_key", "environments.key"),
+        key("tunedex_sweeps", "id"),
+        refers("tunedex_sweeps", "device_key", "tunedex_devices.key"),
+        refers("tunedex_sweeps", "environment_key", "tunedex_environments.key"),
     )
-    index("sweeps", "device_key", "id")
+    index("tunedex_sweeps", "device_key", "id")
     op.create_table(
-        "trials",
+        "tunedex_trials",
         *measured(),
         whole("id"),
         whole("sweep_id", null=True),
@@ -145,29 +145,33 @@ def upgrade() -> None:
         whole("temperature_c", null=True),
         text("throttle", null=True),
         time("created_at"),
-        key("trials", "id"),
-        refers("trials", "sweep_id", "sweeps.id"),
-        refers("trials", "device_key", "devices.key"),
-        refers("trials", "environment_key", "environments.key"),
-        refers("trials", "problem_key", "problems.key"),
-        sa.CheckConstraint("(time_us IS NULL) <> (failure IS NULL)", name=op.f("ck_trials_outcome")),
+        key("tunedex_trials", "id"),
+        refers("tunedex_trials", "sweep_id", "tunedex_sweeps.id"),
+        refers("tunedex_trials", "device_key", "tunedex_devices.key"),
+        refers("tunedex_trials", "environment_key", "tunedex_environments.key"),
+        refers("tunedex_trials", "problem_key", "tunedex_problems.key"),
+        sa.CheckConstraint("(time_us IS NULL) <> (failure IS NULL)", name=op.f("ck_tunedex_trials_outcome")),
     )
-    index("trials", "problem_key", "device_key", "environment_key", "kernel_version")
-    index("trials", "device_key", "id")
-    index("trials", "sweep_id", "id")
+    op.create_index(
+        "ix_tunedex_trials_history",
+        "tunedex_trials",
+        ["problem_key", "device_key", "environment_key", "kernel_version"],
+    )
+    index("tunedex_trials", "device_key", "id")
+    index("tunedex_trials", "sweep_id", "id")
     op.create_table(
-        "revisions",
+        "tunedex_revisions",
         sa.Column("number", GROWING_ID, autoincrement=False, nullable=False),
         text("device_key"),
         whole("sweep_id", null=True),
         text("note"),
         time("created_at"),
-        key("revisions", "number"),
-        refers("revisions", "device_key", "devices.key"),
-        refers("revisions", "sweep_id", "sweeps.id"),
+        key("tunedex_revisions", "number"),
+        refers("tunedex_revisions", "device_key", "tunedex_devices.key"),
+        refers("tunedex_revisions", "sweep_id", "tunedex_sweeps.id"),
     )
     op.create_table(
-        "bests",
+        "tunedex_bests",
         *measured(),
         whole("id"),
         text("device_key"),
@@ -184,35 +188,35 @@ def upgrade() -> None:
         time("measured_at", null=True),
         whole("since"),
         whole("until", null=True),
-        key("bests", "id"),
-        refers("bests", "device_key", "devices.key"),
-        refers("bests", "problem_key", "problems.key"),
-        refers("bests", "since", "revisions.number"),
-        refers("bests", "until", "revisions.number"),
-        sa.CheckConstraint("time_us IS NOT NULL", name=op.f("ck_bests_measured")),
-        sa.CheckConstraint("until > since", name=op.f("ck_bests_valid")),
+        key("tunedex_bests", "id"),
+        refers("tunedex_bests", "device_key", "tunedex_devices.key"),
+        refers("tunedex_bests", "problem_key", "tunedex_problems.key"),
+        refers("tunedex_bests", "since", "tunedex_revisions.number"),
+        refers("tunedex_bests", "until", "tunedex_revisions.number"),
+        sa.CheckConstraint("time_us IS NOT NULL", name=op.f("ck_tunedex_bests_measured")),
+        sa.CheckConstraint("until > since", name=op.f("ck_tunedex_bests_valid")),
     )
     op.create_index(
-        "uq_bests_current",
-        "bests",
+        "uq_tunedex_bests_current",
+        "tunedex_bests",
         ["device_key", "problem_key", "rank"],
         unique=True,
         sqlite_where=sa.text("until IS NULL"),
         postgresql_where=sa.text("until IS NULL"),
     )
-    index("bests", "device_key", "since")
+    index("tunedex_bests", "device_key", "since")
     op.create_table(
-        "channels",
+        "tunedex_channels",
         text("device_key"),
         text("name"),
         whole("revision"),
         time("moved_at"),
-        key("channels", "device_key", "name"),
-        refers("channels", "device_key", "devices.key"),
-        refers("channels", "revision", "revisions.number"),
+        key("tunedex_channels", "device_key", "name"),
+        refers("tunedex_channels", "device_key", "tunedex_devices.key"),
+        refers("tunedex_channels", "revision", "tunedex_revisions.number"),
     )
     op.create_table(
-        "misses",
+        "tunedex_misses",
         whole("id"),
         text("device_key"),
         text("problem_key"),
@@ -221,25 +225,25 @@ def upgrade() -> None:
         whole("count"),
         time("first_seen"),
         time("last_seen"),
-        key("misses", "id"),
-        sa.UniqueConstraint("device_key", "problem_key", name=op.f("uq_misses_device_key_problem_key")),
+        key("tunedex_misses", "id"),
+        sa.UniqueConstraint("device_key", "problem_key", name=op.f("uq_tunedex_misses_device_key_problem_key")),
     )
-    index("misses", "last_seen")
+    index("tunedex_misses", "last_seen")
     op.create_table(
-        "ceilings",
+        "tunedex_ceilings",
         text("device_key"),
         text("environment_key"),
         real("copy_bytes_s"),
         text("flops_s"),
         time("measured_at"),
-        key("ceilings", "device_key", "environment_key"),
-        refers("ceilings", "device_key", "devices.key"),
-        refers("ceilings", "environment_key", "environments.key"),
+        key("tunedex_ceilings", "device_key", "environment_key"),
+        refers("tunedex_ceilings", "device_key", "tunedex_devices.key"),
+        refers("tunedex_ceilings", "environment_key", "tunedex_environments.key"),
     )
 
 
 def downgrade() -> None:
     for table in ("ceilings", "misses", "channels", "bests", "revisions", "trials", "sweeps"):
-        op.drop_table(table)
+        op.drop_table(f"tunedex_{table}")
     for table in ("problems", "kernels", "environments", "devices"):
-        op.drop_table(table)
+        op.drop_table(f"tunedex_{table}")

@@ -20,6 +20,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.measurement import FailureKind
 from tunedex.db.mapping import best_of, device_of, environment_of, miss_of, problem_of, sweep_of, trial_of
 from tunedex.db.models import (
+    PREFIX,
     Base,
     BestRow,
     ChannelRow,
@@ -176,9 +177,12 @@ def list_misses(session: Session, device: str | None, kernel: str | None, after:
 
 
 def counts(session: Session) -> dict[str, int]:
-    """The number of rows of every table, by the table's name."""
+    """The number of rows of every table, by the table's name without its prefix."""
     tables = sorted(Base.metadata.tables.items())
-    return {name: session.scalar(select(func.count()).select_from(table)) or 0 for name, table in tables}
+    return {
+        name.removeprefix(PREFIX): session.scalar(select(func.count()).select_from(table)) or 0
+        for name, table in tables
+    }
 
 
 def _where(statement: Any, equal: dict[Any, Any]) -> Any:

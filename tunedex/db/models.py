@@ -1,7 +1,8 @@
 """The tables, one class each, and the reason of every index.
 
 Devices, environments and problems are referred to by their keys, so a row reads without a join and means the
-same in every database. The first migration makes exactly these tables; a test compares the two.
+same in every database. The names begin alike, because the database may hold other programs' tables: Optuna's has
+a ``trials`` too. The first migration makes exactly these tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, MetaData, Tex
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tunedex.db.types import GrowingId, JsonText, UtcDateTime
+
+#: What the name of every table of ours begins with.
+PREFIX = "tunedex_"
 
 
 class Base(DeclarativeBase):
@@ -33,7 +37,7 @@ class Base(DeclarativeBase):
 class DeviceRow(Base):
     """A device model; ``description`` is `Device.to_dict`, with the attributes last seen."""
 
-    __tablename__ = "devices"
+    __tablename__ = "tunedex_devices"
 
     key: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
@@ -47,7 +51,7 @@ class DeviceRow(Base):
 class EnvironmentRow(Base):
     """The versions that a measurement was taken under."""
 
-    __tablename__ = "environments"
+    __tablename__ = "tunedex_environments"
 
     key: Mapped[str] = mapped_column(primary_key=True)
     driver: Mapped[str]
@@ -62,7 +66,7 @@ class EnvironmentRow(Base):
 class KernelRow(Base):
     """One version of a kernel; the version registered last is the one that is served."""
 
-    __tablename__ = "kernels"
+    __tablename__ = "tunedex_kernels"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[str] = mapped_column(primary_key=True)
@@ -73,7 +77,7 @@ class KernelRow(Base):
 class ProblemRow(Base):
     """A problem, by the parts that make its key."""
 
-    __tablename__ = "problems"
+    __tablename__ = "tunedex_problems"
 
     key: Mapped[str] = mapped_column(primary_key=True)
     kernel: Mapped[str]
@@ -93,11 +97,11 @@ class ProblemRow(Base):
 class SweepRow(Base):
     """One run of a sweep, with what it was asked for."""
 
-    __tablename__ = "sweeps"
+    __tablename__ = "tunedex_sweeps"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
-    environment_key: Mapped[str] = mapped_column(ForeignKey("environments.key"))
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"))
+    environment_key: Mapped[str] = mapped_column(ForeignKey("tunedex_environments.key"))
     options: Mapped[dict[str, Any]] = mapped_column(JsonText)
     objective: Mapped[str]
     max_error: Mapped[float | None]
@@ -136,13 +140,13 @@ class Measured:
 class TrialRow(Measured, Base):
     """One config tried: a measurement, or the kind of ``failure``. Written once, never changed."""
 
-    __tablename__ = "trials"
+    __tablename__ = "tunedex_trials"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweeps.id"))
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
-    environment_key: Mapped[str] = mapped_column(ForeignKey("environments.key"))
-    problem_key: Mapped[str] = mapped_column(ForeignKey("problems.key"))
+    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("tunedex_sweeps.id"))
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"))
+    environment_key: Mapped[str] = mapped_column(ForeignKey("tunedex_environments.key"))
+    problem_key: Mapped[str] = mapped_column(ForeignKey("tunedex_problems.key"))
     kernel_version: Mapped[str]
     config_key: Mapped[str]
     config: Mapped[dict[str, Any]] = mapped_column(JsonText)
@@ -158,7 +162,7 @@ class TrialRow(Measured, Base):
     __table_args__ = (
         CheckConstraint("(time_us IS NULL) <> (failure IS NULL)", name="outcome"),
         # A sweep that resumes, and the choice of the best, read all trials of one problem on one device.
-        Index(None, "problem_key", "device_key", "environment_key", "kernel_version"),
+        Index("ix_tunedex_trials_history", "problem_key", "device_key", "environment_key", "kernel_version"),
         # A device's trials are listed newest first.
         Index(None, "device_key", "id"),
         # The trials of one sweep are listed newest first.
@@ -169,11 +173,11 @@ class TrialRow(Measured, Base):
 class RevisionRow(Base):
     """One published state of all answers."""
 
-    __tablename__ = "revisions"
+    __tablename__ = "tunedex_revisions"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
-    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweeps.id"))
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"))
+    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("tunedex_sweeps.id"))
     note: Mapped[str]
     created_at: Mapped[datetime]
 
@@ -185,11 +189,11 @@ class BestRow(Measured, Base):
     known.
     """
 
-    __tablename__ = "bests"
+    __tablename__ = "tunedex_bests"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
-    problem_key: Mapped[str] = mapped_column(ForeignKey("problems.key"))
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"))
+    problem_key: Mapped[str] = mapped_column(ForeignKey("tunedex_problems.key"))
     rank: Mapped[int]
     config_key: Mapped[str]
     config: Mapped[dict[str, Any]] = mapped_column(JsonText)
@@ -200,15 +204,15 @@ class BestRow(Measured, Base):
     roofline_share: Mapped[float | None]
     source: Mapped[str]
     measured_at: Mapped[datetime | None]
-    since: Mapped[int] = mapped_column(ForeignKey("revisions.number"))
-    until: Mapped[int | None] = mapped_column(ForeignKey("revisions.number"))
+    since: Mapped[int] = mapped_column(ForeignKey("tunedex_revisions.number"))
+    until: Mapped[int | None] = mapped_column(ForeignKey("tunedex_revisions.number"))
 
     __table_args__ = (
         CheckConstraint("time_us IS NOT NULL", name="measured"),
         CheckConstraint("until > since", name="valid"),
         # Publishing replaces a problem's current rows, of which there is one of each rank; also keeps it so.
         Index(
-            "uq_bests_current",
+            "uq_tunedex_bests_current",
             "device_key",
             "problem_key",
             "rank",
@@ -224,11 +228,11 @@ class BestRow(Measured, Base):
 class ChannelRow(Base):
     """Which revision a channel offers for one device."""
 
-    __tablename__ = "channels"
+    __tablename__ = "tunedex_channels"
 
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"), primary_key=True)
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
-    revision: Mapped[int] = mapped_column(ForeignKey("revisions.number"))
+    revision: Mapped[int] = mapped_column(ForeignKey("tunedex_revisions.number"))
     moved_at: Mapped[datetime]
 
 
@@ -238,7 +242,7 @@ class MissRow(Base):
     Clients report these, so they refer to no other table: neither devices nor problems grow by what anybody asks.
     """
 
-    __tablename__ = "misses"
+    __tablename__ = "tunedex_misses"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     device_key: Mapped[str]
@@ -260,10 +264,10 @@ class MissRow(Base):
 class CeilingRow(Base):
     """What a device reaches in practice in one environment."""
 
-    __tablename__ = "ceilings"
+    __tablename__ = "tunedex_ceilings"
 
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"), primary_key=True)
-    environment_key: Mapped[str] = mapped_column(ForeignKey("environments.key"), primary_key=True)
+    device_key: Mapped[str] = mapped_column(ForeignKey("tunedex_devices.key"), primary_key=True)
+    environment_key: Mapped[str] = mapped_column(ForeignKey("tunedex_environments.key"), primary_key=True)
     copy_bytes_s: Mapped[float]
     flops_s: Mapped[dict[str, float]] = mapped_column(JsonText)
     measured_at: Mapped[datetime]

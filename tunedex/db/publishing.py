@@ -187,4 +187,4 @@ def _known_revision(session: Session, revision: int, *, least: int) -> None:
 def _lock(session: Session) -> None:
     """Let one transaction at a time number a revision; readers go on. SQLite's write lock does this already."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(text("LOCK TABLE revisions IN SHARE ROW EXCLUSIVE MODE"))
+        session.execute(text(f"LOCK TABLE {RevisionRow.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))

@@ -330,7 +330,7 @@ class Store:
             migrate.require_head(self._engine, self._url)
 
     def counts(self) -> dict[str, int]:
-        """The number of rows of every table, by the table's name."""
+        """The number of rows of every table, by the table's name without its prefix."""
         with self._reading() as session:
             return listing.counts(session)
 
