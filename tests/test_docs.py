@@ -6,10 +6,13 @@ import ast
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer.main
 
@@ -167,6 +170,32 @@ def test_python_shown_uses_names_that_exist(path: Path) -> None:
                     value = getattr(value, name)
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a `tuner serve` on an empty database."""
+    database = tmp_path_factory.mktemp("docs") / "tunedex.db"
+    command = [sys.executable, "-m", "tunedex", "serve", "--port", "0", "--db", str(database)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            match = re.search(r"http://[\d.:]+", line)
+            assert match, line
+            yield match[0]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@page
+def test_every_address_shown_answers(path: Path, server: str) -> None:
+    shown = [word for words in shell_commands(path) if words[0] == "curl" for word in words if "://" in word]
+    for url in shown:
+        asked = url.replace("http://127.0.0.1:8421", server).replace("DEVICE_KEY", "cpu-example-2c-avx2")
+        reply = httpx.get(asked, timeout=30)
+        assert reply.status_code == 200, f"{path.name}: {url}: {reply.text}"
+
+
 def test_every_setting_is_documented_once_and_is_real() -> None:
     code = [path.read_text() for path in (ROOT / "tunedex").rglob("*.py")]
     used = {name for text in code for name in SETTING.findall(text)}
@@ -178,11 +207,11 @@ def test_device_keys_shown_are_device_keys() -> None:
     shown = {
         match
         for path in PAGES
-        for match in re.findall(r"\b(?:nvidia-sm\d\S+|cpu-\w+-\d+c-\w+|name:[A-Z]\w+)", path.read_text())
+        for match in re.findall(r"\b(?:nvidia-sm\d[\w.+-]+|cpu-\w+-\d+c-\w+|name:[A-Z]\w+)", path.read_text())
     }
     assert len(shown) >= 4
-    for key in (match.rstrip("`.,;)\"'&") for match in shown):
-        assert Device.from_key(key)
+    for key in shown:
+        assert Device.from_key(key.rstrip(".")).key == key.rstrip(".")
 
 
 def test_nothing_names_a_machine_or_a_registry() -> None:
