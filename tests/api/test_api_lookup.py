@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tunedex.core.catalog import builtin_signatures
+from tunedex.core.limits import Limits
 from tunedex.core.snapshot import Snapshot
 
 GPU_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
@@ -180,10 +181,8 @@ def test_the_snapshot_gives_the_same_answers(quiet_site: Any) -> None:
         assert snapshot.ask("scale_rows", asked).to_dict() == quiet_site.lookup(**asked).json()
 
 
-KNOWN = (
-    "kernel device rows cols batch dtype x_dtype mode layout alignment "
-    "objective max_error max_latency_us max_memory policy same_bits channel revision"
-).split()
+PROBLEM = ("rows", "cols", "batch", "dtype", "x_dtype", "mode", "layout", "alignment")
+KNOWN = ("kernel", "device", *PROBLEM, *Limits.NAMES, "channel", "revision")
 NAMES = st.sampled_from(KNOWN) | st.text(max_size=12)
 VALUES = (
     st.sampled_from(["scale_rows", "softmax", GPU_KEY, "cpu-a-1c-none", "name:x", "bf16", "0", "-1", "1e3", "inf"])
