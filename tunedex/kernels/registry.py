@@ -16,13 +16,19 @@ _BUILTIN = ("layernorm_gelu_residual", "softmax", "linear_gelu")
 
 
 @cache
+def builtin_kernels() -> Mapping[str, Kernel]:
+    """Tunedex's own kernels by name."""
+    return {name: importlib.import_module(f"tunedex.kernels.{name}").KERNEL for name in _BUILTIN}
+
+
+@cache
 def all_kernels() -> Mapping[str, Kernel]:
     """Every kernel by name, the built-in ones first.
 
     Raises:
         CannotRun: an installed package's kernel does not load, or takes a name that is taken.
     """
-    kernels = {name: importlib.import_module(f"tunedex.kernels.{name}").KERNEL for name in _BUILTIN}
+    kernels = dict(builtin_kernels())
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             kernel = entry.load()
