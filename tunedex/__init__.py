@@ -10,7 +10,6 @@ Importing this loads none of torch, triton, SQLAlchemy and httpx; each is loaded
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,6 @@ _FROM = {
     "Match": "tunedex.core.snapshot",
     "TunedexError": "tunedex.core.errors",
 }
-
-_log = logging.getLogger("tunedex")
 
 
 def connect(
@@ -103,6 +100,8 @@ def default_client(device: Device | str | None = None) -> Client:
 
 
 def _connect_default(device: Device | str | None) -> Client:
+    import logging
+
     from tunedex.client import connection
 
     key = getattr(device, "key", device)
@@ -113,7 +112,7 @@ def _connect_default(device: Device | str | None) -> Client:
     try:
         client = _open(source, device, channel, revision)
     except Exception as error:  # noqa: BLE001 - a lookup never raises, whatever the settings say
-        _log.warning("no answers but defaults: %s", error)
+        logging.getLogger("tunedex").warning("no answers but defaults: %s", error)
         client = connection.without_source(device, str(error))
     if (key is not None or device is None) and len(_clients) < _MOST_CLIENTS:
         _clients[key] = client

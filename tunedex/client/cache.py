@@ -1,6 +1,6 @@
 """The last snapshot of every source, on disk, so that a process starts while the server is away.
 
-A file is a header line and the snapshot's canonical JSON; the header holds the JSON's SHA-256 and the entity tag. A
+A file is a header line and the snapshot's canonical JSON; the header holds the entity tag and the SHA-256 of both. A
 file that is not exactly that is a miss, logged once, and replaced by the next write. Names are hashes, so their
 length is bounded whatever the source is called. Where the folder cannot be written, snapshots stay in memory.
 """
@@ -53,6 +53,7 @@ class Slot:
 
         Raises:
             RuntimeError: the user has neither a cache folder nor a home.
+            ValueError: the source's name cannot be encoded.
         """
         return cache_folder() / "snapshots" / f"{key_of([self.source, self.device, self.channel, self.revision])}.json"
 
@@ -60,7 +61,7 @@ class Slot:
         """What the slot holds; None where it holds nothing, or nothing that is whole. Never raises."""
         try:
             path = self.path
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             return None
         try:
             return _parse(read_bounded(path))
@@ -75,13 +76,13 @@ class Slot:
         """Put ``stamped`` into the slot, whole or not at all; False where the folder cannot be written. Never
         raises."""
         body = canonical_json(stamped.snapshot.to_dict()).encode()
-        header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
-        content = canonical_json({**header, "etag": stamped.etag}).encode() + b"\n" + body
+        header = {"format": FORMAT, "version": VERSION, "etag": stamped.etag, "sha256": _checksum(stamped.etag, body)}
+        content = canonical_json(header).encode() + b"\n" + body
         try:
             path = self.path
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, content)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             _log_once(None, f"snapshots are not kept on disk: {error}")
             return False
         return True
@@ -124,9 +125,14 @@ def _parse(content: bytes) -> Stamped:
         header = None
     if not isinstance(header, dict) or (header.get("format"), header.get("version")) != (FORMAT, VERSION):
         raise BadInput("it has no header of a snapshot in a cache", field="snapshot")
-    if header.get("sha256") != hashlib.sha256(body).hexdigest():
+    etag = str(header.get("etag"))
+    if header.get("sha256") != _checksum(etag, body):
         raise BadInput("it is damaged: its checksum differs", field="snapshot")
-    return Stamped(read_snapshot(body), str(header.get("etag", "")))
+    return Stamped(read_snapshot(body), etag)
+
+
+def _checksum(etag: str, body: bytes) -> str:
+    return hashlib.sha256(etag.encode(errors="replace") + b"\n" + body).hexdigest()
 
 
 def _replace(path: Path, content: bytes) -> None:

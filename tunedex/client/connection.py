@@ -71,12 +71,10 @@ def source_of(source: str | os.PathLike[str] | None, open_database: OpenDatabase
     text = os.fspath(source)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise BadInput(f"source {text!r} is not {_SHAPES}", field="source")
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, _ = text.partition("://")
     if not separator:
         return _by_content(Path(os.path.expanduser(text)), open_database)  # noqa: PTH111 - leaves an unknown ~user as it is
     if scheme in ("http", "https"):
-        if not rest.strip("/"):
-            raise BadInput(f"source {text!r} names no host; it would be {_SHAPES}", field="source")
         return HttpSource(text)
     if scheme in DATABASE_SCHEMES:
         return open_database(text)

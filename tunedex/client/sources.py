@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tunedex.client.cache import Stamped, read_bounded, read_snapshot
 from tunedex.client.settings import SETTINGS
-from tunedex.core.errors import CannotRun
+from tunedex.core.errors import BadInput, CannotRun
 from tunedex.core.problem import Problem
 
 #: Refusals that another try may not meet; any other 4xx is an answer for good.
@@ -49,12 +49,23 @@ class Source(Protocol):
 
 
 class HttpSource:
-    """A server as `tuner serve` runs it."""
+    """A server as `tuner serve` runs it.
+
+    Raises:
+        BadInput: ``url`` is no address.
+    """
 
     cached = True
     origin = "server"
 
     def __init__(self, url: str, *, wait_s: float = SETTINGS.network_s) -> None:
+        try:
+            parts = urlsplit(url)
+            right = bool(parts.hostname) and parts.port != 0 and not set(url) & set(" \t\r\n")
+        except ValueError:  # brackets that do not close, or a port that is no number
+            right = False
+        if not right:
+            raise BadInput(f"source {url!r} is not an address; one looks like http://127.0.0.1:8421", field="source")
         self.url = url.rstrip("/")
         self.name = without_password(self.url)
         self.wait_s = wait_s
