@@ -123,9 +123,21 @@ def test_several_who_upgrade_at_once_agree(empty_url: str) -> None:
         ready.wait()
         return upgrade_database(empty_url)[1]
 
-    # Alembic's `op` and `context` are of a process, so that only one thread of it may migrate at a time.
     with ThreadPoolExecutor(3) as pool:
         assert sorted(pool.map(upgrade, range(3))) == [False, False, True]
+
+
+def test_threads_upgrade_databases_of_their_own(tmp_path: Path) -> None:
+    ready = threading.Barrier(4)
+
+    def upgrade(number: int) -> bool:
+        ready.wait()
+        return upgrade_database(str(tmp_path / f"{number}.db"))[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(upgrade, range(4))) == [True] * 4
+    for number in range(4):
+        check_database(str(tmp_path / f"{number}.db"))
 
 
 def test_a_newer_database_is_refused(url: str, engine: Engine) -> None:

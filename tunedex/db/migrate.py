@@ -6,6 +6,7 @@ not read each other's version.
 
 from __future__ import annotations
 
+import threading
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,10 @@ HEAD = "0001"
 
 # An arbitrary number that all of Tunedex uses to let one process at a time migrate a PostgreSQL database.
 _MIGRATION_LOCK = 0x74756E65646578
+
+
+# Alembic's `context` and `op` are of the process, so one thread of it migrates at a time.
+_migrating = threading.Lock()
 
 
 def scripts() -> Path:
@@ -89,7 +94,7 @@ def upgrade(engine: Engine, url: URL) -> bool:
 
     if embedded(url):
         use_wal(Path(url.database or ""))
-    with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
+    with _migrating, engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if not embedded(url):
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
         found = version(connection)
@@ -104,7 +109,7 @@ def downgrade(engine: Engine, target: str) -> None:
     """Take the database back to version ``target``; ``base`` drops every table of ours with what it holds."""
     from alembic import command
 
-    with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
+    with _migrating, engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         command.downgrade(config(connection), target)
 
 
