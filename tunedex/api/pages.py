@@ -55,7 +55,7 @@ async def devices(request: Request) -> Response:
     summaries = await run_sync(state.store.devices)
     lines = [
         views.device_line(summary, (await state.answers.snapshot(summary.device.key)).snapshot)
-        for summary in sorted(summaries, key=lambda summary: (summary.device.family, summary.device.key))
+        for summary in sorted(summaries, key=lambda summary: (summary.device.kind == "cpu", summary.device.key))
     ]
     return render("devices.html", {"lines": lines})
 

@@ -90,7 +90,10 @@ def error(value: float | None) -> str:
     """A relative error, to two digits."""
     if value is None or not math.isfinite(value):
         return "–"
-    return "0" if value == 0 else f"{value:.1e}"
+    if value == 0:
+        return "0"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
 
 
 def dims(problem: Problem) -> str:

@@ -82,7 +82,7 @@ async def trials(request: Request, query: Annotated[TrialsQuery, Query()]) -> Re
     return await run_sync(read)
 
 
-@router.get("/v1/sweeps", summary="Every run of `tuner sweep`")
+@router.get("/v1/sweeps", summary="Every sweep")
 async def sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
     """Newest first, with the options each ran under."""
     store = state_of(request).store
