@@ -42,7 +42,7 @@ class Constraint:
     """A condition between tunables. ``holds`` gets the values of one implementation by name."""
 
     words: str
-    holds: Callable[[Mapping[str, Value]], bool]
+    holds: Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True)

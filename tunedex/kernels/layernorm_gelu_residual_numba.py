@@ -1,0 +1,165 @@
+"""layernorm_gelu_residual on a CPU, compiled by numba.
+
+A task is a run of rows. A row is read from memory once and passed over three times in the first-level cache: mean,
+variance, result. With streaming stores the result is made in a row buffer and copied past the caches, which saves
+reading the output's lines from memory before they are overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import ClassVar
+
+from tunedex.core.config import Config
+from tunedex.core.device import Device
+from tunedex.core.problem import Problem
+from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable
+from tunedex.kernels.gelu import fitted
+from tunedex.kernels.numba_cpu import (
+    FAST_MATH,
+    missing_numba,
+    primitives,
+    row_constraints,
+    row_tunables,
+    run_parallel,
+    takes_float32,
+)
+from tunedex.kernels.rows import pitches, shape
+
+#: What is added to the variance, where the caller says nothing.
+EPS = 1e-5
+
+
+class NumbaNorm(Implementation):
+    """float32 on the CPU's cores."""
+
+    name: ClassVar[str] = "numba"
+    kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
+
+    def missing(self) -> str | None:
+        return missing_numba()
+
+    def takes(self, problem: Problem, device: Device) -> str | None:
+        return takes_float32(problem)
+
+    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+        choice = Tunable(
+            "gelu_math", ("exact", "fitted"), "GELU by the C library's erf or exp, or as one fitted exponential"
+        )
+        return row_tunables(problem, device, choice)
+
+    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
+        return row_constraints("gelu_math")
+
+    def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
+        values = config.values
+        kernel = _norm(
+            problem.attributes["gelu"],
+            values["gelu_math"] == "fitted",
+            bool(values["fast_math"]),
+            values["stores"] == "streaming",
+            bool(values["prefetch"]),
+        )
+        batch, rows, cols = shape(problem)
+        threads, rows_per_task = int(values["threads"]), int(values["rows_per_task"])
+
+        def launch(operands: Tensors, outputs: Tensors, *, eps: float = EPS) -> None:
+            x, residual, out = operands["x"], operands["residual"], outputs["out"]
+            x_batch, x_row = pitches(x)
+            r_batch, r_row = pitches(residual)
+            run_parallel(
+                kernel,
+                threads,
+                (
+                    x.data_ptr(),
+                    operands["weight"].data_ptr(),
+                    operands["bias"].data_ptr(),
+                    residual.data_ptr(),
+                    out.data_ptr(),
+                    batch * rows,
+                    rows,
+                    cols,
+                    4 * x_batch,
+                    4 * x_row,
+                    4 * r_batch,
+                    4 * r_row,
+                    eps,
+                    rows_per_task,
+                ),
+            )
+
+        return launch
+
+
+@cache
+def _norm(form: str, by_fit: bool, fast_math: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+    """The parallel function for one set of choices; pitches are in bytes."""
+    import numba
+    import numpy as np
+
+    use = primitives()
+    floats, exp2, stream, flush, prefetch = use.floats, use.exp2, use.stream, use.flush, use.prefetch
+    flags = set(FAST_MATH) if fast_math else False
+    f32 = np.float32
+    zero, half, one = f32(0.0), f32(0.5), f32(1.0)
+
+    if by_fit:
+        terms = tuple(f32(c) for c in reversed(fitted(form, "float32")))
+
+        @numba.njit(fastmath=flags, inline="always")
+        def gelu(z):
+            a = abs(z)
+            q = terms[0]
+            for i in range(1, len(terms)):
+                q = q * a + terms[i]
+            return (zero if z < zero else z) - a * exp2(q)  # a NaN stays one
+    elif form == "erf":
+        root_half = f32(math.sqrt(0.5))
+
+        @numba.njit(fastmath=flags, inline="always")
+        def gelu(z):
+            return half * z * (one + f32(math.erf(z * root_half)))
+    else:
+        inner, cubic = f32(-2.0 * math.sqrt(2.0 / math.pi)), f32(0.044715)
+
+        @numba.njit(fastmath=flags, inline="always")
+        def gelu(z):
+            return z / (one + f32(math.exp(inner * z * (one + cubic * z * z))))
+
+    @numba.njit(fastmath=flags)
+    def row(x, weight, bias, residual, out, cols, eps):
+        total = zero
+        for i in range(cols):
+            total += x[i]
+        mean = total / f32(cols)
+        squares = zero
+        for i in range(cols):
+            d = x[i] - mean
+            squares += d * d
+        scale = one / f32(math.sqrt(squares / f32(cols) + f32(eps)))
+        for i in range(cols):
+            out[i] = gelu((x[i] - mean) * scale * weight[i] + bias[i]) + residual[i]
+
+    @numba.njit(parallel=True, fastmath=flags)
+    def norm(x, weight, bias, residual, out, total, rows, cols, x_batch, x_row, r_batch, r_row, eps, rows_per_task):
+        w, b = floats(weight, cols), floats(bias, cols)
+        for task in numba.prange((total + rows_per_task - 1) // rows_per_task):
+            buffer = np.empty(cols if streaming else 0, dtype=np.float32)
+            for index in range(task * rows_per_task, min(total, (task + 1) * rows_per_task)):
+                item, line = index // rows, index % rows
+                source = floats(x + item * x_batch + line * x_row, cols)
+                added = floats(residual + item * r_batch + line * r_row, cols)
+                if prefetching:
+                    prefetch(residual + item * r_batch + line * r_row, cols)
+                target = out + index * cols * 4
+                if streaming:
+                    row(source, w, b, added, buffer, cols, eps)
+                    stream(target, buffer, cols)
+                else:
+                    row(source, w, b, added, floats(target, cols), cols, eps)
+            if streaming:
+                flush()
+
+    return norm
