@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 TOOLS = Path(sys.executable).parent
@@ -120,3 +124,38 @@ def test_whitespace_hook_finds_a_fault(tmp_path: Path, hooks: list[dict[str, Any
     run("git", "add", "clean.txt", "faulty.txt", cwd=tmp_path)
     assert run(*entry, "clean.txt", cwd=tmp_path).returncode == 0
     assert run(*entry, "faulty.txt", cwd=tmp_path).returncode != 0
+
+
+def test_constraints_pin_whatever_the_environment_needs() -> None:
+    pins = dict(
+        line.split(";")[0].strip().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    needed = requirements("tunedex", "dev")
+    assert {"torch", "fastapi", "pytest"} <= needed
+    # A torch built for CUDA brings its libraries in the versions that it names itself.
+    ours = {name for name in needed if not name.startswith(("nvidia-", "cuda-"))}
+    assert ours <= set(pinned)
+    assert {name for name in ours if Version(distribution(name).version).public != pinned[name]} == set()
+
+
+def requirements(name: str, *extras: str) -> set[str]:
+    """Every distribution that ``name`` with ``extras`` needs on this Python and platform, itself excluded."""
+    found: set[str] = set()
+    waiting = [(name, frozenset(extras))]
+    seen = set(waiting)
+    while waiting:
+        current, wanted = waiting.pop()
+        for text in distribution(current).requires or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted | {""}):
+                needed = canonicalize_name(requirement.name)
+                found.add(needed)
+                item = (needed, frozenset(requirement.extras))
+                if item not in seen:
+                    seen.add(item)
+                    waiting.append(item)
+    return found - {name}
