@@ -34,6 +34,11 @@ def postgresql() -> Iterator[str]:
             del os.environ["XDG_RUNTIME_DIR"]
         else:
             os.environ["XDG_RUNTIME_DIR"] = before
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # What is in it ends with the tests, so nothing has to reach the disk.
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")
+        connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)

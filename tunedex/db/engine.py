@@ -163,10 +163,14 @@ def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
-    connection.execute("PRAGMA foreign_keys = ON")
-    # With WAL, NORMAL syncs at checkpoints only. A commit is in the system's page cache when it returns, so the end
-    # of the process, kill -9 too, loses nothing; a power cut may lose the last commits and never damages the file.
-    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        # With WAL, NORMAL syncs at checkpoints only. A commit is in the system's page cache when it returns, so the end
+        # of the process, kill -9 too, loses nothing; a power cut may lose the last commits, never damages the file.
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 
