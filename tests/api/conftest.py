@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -127,14 +127,23 @@ def _open_site(path: Path, settings: Settings, client: tuple[str, int] = ("127.0
         transport = httpx.ASGITransport(app, client=client)
         with portal.wrap_async_context_manager(httpx.AsyncClient(transport=transport, base_url="http://host")) as http:
             yield Site(app, store, portal, http)
-    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database at the newest schema, made once: tests take copies."""
+    path = tmp_path_factory.mktemp("empty") / "tunedex.db"
+    open_store(str(path)).close()
+    return path
 
 
 @pytest.fixture
-def open_site(tmp_path: Path) -> OpenSite:
+def open_site(tmp_path: Path, empty_database: Path) -> OpenSite:
     """Opens a site over an empty database of this test; the same one if it is called again."""
 
     def opened(settings: Settings | None = None, **options: Any) -> AbstractContextManager[Site]:
+        if not (tmp_path / "tunedex.db").exists():
+            shutil.copy(empty_database, tmp_path / "tunedex.db")
         return _open_site(tmp_path / "tunedex.db", settings or Settings(fresh_s=0), **options)
 
     return opened
