@@ -282,7 +282,12 @@ class Client:
         signature = snapshot.signatures.get(kernel) if isinstance(kernel, str) else None
         config = _default_for_any(signature, snapshot.device) if signature else None
         return Answer(
-            config, Match.DEFAULT, reason, Origin("default"), channel=snapshot.channel, revision=snapshot.revision
+            config=config,
+            match=Match.DEFAULT,
+            reason=f"{reason}; {held.reason}" if held.reason else reason,
+            source=Origin("default"),
+            channel=snapshot.channel,
+            revision=snapshot.revision,
         )
 
     def _renew_locks(self) -> None:
