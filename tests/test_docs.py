@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 import typer.main
 
 from tunedex.cli.app import app
@@ -194,6 +196,26 @@ def test_every_address_shown_answers(path: Path, server: str) -> None:
         asked = url.replace("http://127.0.0.1:8421", server).replace("DEVICE_KEY", "cpu-example-2c-avx2")
         reply = httpx.get(asked, timeout=30)
         assert reply.status_code == 200, f"{path.name}: {url}: {reply.text}"
+
+
+@page
+def test_python_shown_runs(path: Path, server: str, tmp_path: Path) -> None:
+    """As it stands, but for the server's address and, where there is no GPU, the device."""
+    for block in blocks(path, "python"):
+        code = block.replace("http://127.0.0.1:8421", server)
+        if not torch.cuda.is_available():
+            code = code.replace('device="cuda"', 'device="cpu"')
+        settings = {"TUNEDEX_URL": server, "TUNEDEX_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error::UserWarning"}
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert (result.returncode, result.stderr) == (0, ""), block
 
 
 def test_every_setting_is_documented_once_and_is_real() -> None:
