@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -29,7 +30,7 @@ _EXTRAS = {
 
 
 #: Typer carries its own copy of click from 0.20 on, so the class is found from one that typer exports.
-_UsageProblem = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_UsageProblem: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def run(arguments: list[str]) -> int:

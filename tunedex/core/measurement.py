@@ -50,7 +50,8 @@ class Measurement:
     ``time_us`` is the median and ``p20_us``, ``p80_us`` the quantiles of ``samples`` timed calls under
     ``policy``. ``error`` is the larger relative L2 error against float64 over the input sets; ``lossless``
     says that the acceptance rule held with no ``max_error``. ``peak_memory_bytes`` is what the call
-    allocates beyond its operands and outputs, None where the device does not tell. ``output_hash`` is of the output's bits on the fixed inputs.
+    allocates beyond its operands and outputs, None where the device does not tell. ``output_hash`` is of the
+    output's bits on the fixed inputs.
     """
 
     time_us: float
