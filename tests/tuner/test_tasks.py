@@ -50,8 +50,9 @@ def test_an_error_bound_belongs_to_the_task() -> None:
     ],
 )
 def test_a_bad_problem_is_one_line(text: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words.replace("(", r"\(")) as caught:
+    with pytest.raises(BadInput) as caught:
         parse_task(text, cpu())
+    assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -61,7 +61,7 @@ class Space:
     def default(self) -> Config | None:
         """The kernel's default, if it can run here; it need not be a point of the space."""
         config = self.kernel.signature.default(self.problem, self.device)
-        return config if config and config.implementation not in self.refused else None
+        return config if config and any(b.implementation == config.implementation for b in self.branches) else None
 
     @property
     def library(self) -> tuple[Config, ...]:

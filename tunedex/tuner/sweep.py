@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from tunedex.core.config import Config
@@ -384,6 +385,7 @@ class _TaskRunner:
             clock_mhz=state.clock_mhz,
             temperature_c=state.temperature_c,
             throttle=state.throttle,
+            created_at=datetime.now(UTC),
         )
         trial = replace(trial, id=self._s._store.add_trial(trial))
         self._history[problem.key].append(trial)
