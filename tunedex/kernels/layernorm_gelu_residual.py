@@ -93,7 +93,7 @@ def _tile(
     Q: tl.constexpr,
 ):
     """One tile of ROWS rows. Rows beyond the last repeat it, and only stores are masked."""
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tile * tl.full((ROWS,), ROWS, tl.int64) + tl.arange(0, ROWS)
     safe = tl.minimum(row, total - 1)
     item = safe // rows
     line = safe - item * rows
@@ -123,7 +123,7 @@ def _tile(
     for i in tl.static_range(CHUNKS):
         c = lane + i * CHUNK
         z = (raw[i].to(tl.float32) - mean) * scale * w[i].to(tl.float32) + b[i].to(tl.float32)
-        y = gelu_exact(z, FORM) if FORM else gelu_fitted(z, Q)
+        y = gelu_fitted(z, Q) if FORM == "" else gelu_exact(z, FORM)
         y += rest[i].to(tl.float32)
         tl.store(out_at + c, y.to(OUT.dtype.element_ty), mask=inside & (c < COLS), eviction_policy=EVICT)
 

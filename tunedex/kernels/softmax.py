@@ -80,7 +80,7 @@ def _tile(
     EVICT: tl.constexpr,
 ):
     """One tile of ROWS rows. Rows beyond the last repeat it, and only stores are masked."""
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tile * tl.full((ROWS,), ROWS, tl.int64) + tl.arange(0, ROWS)
     safe = tl.minimum(row, total - 1)
     item = safe // rows
     line = safe - item * rows
