@@ -33,6 +33,10 @@ class Policy(StrEnum):
     def graph(self) -> bool:
         return self.value.startswith("graph")
 
+    @property
+    def cold(self) -> bool:
+        return self.value.endswith("cold")
+
 
 @dataclass(frozen=True)
 class Resources:

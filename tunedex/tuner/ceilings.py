@@ -10,11 +10,12 @@ import torch
 
 from tunedex.db.records import Ceilings
 from tunedex.kernels.precision import matmul_precision
-from tunedex.tuner.timing import between_events_us, quantile
+from tunedex.tuner.timing import between_events_us
 
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 _SIDE = {"cuda": 8192, "cpu": 1024}
-_REPEATS = 7
+#: The best of these counts: a ceiling is what the device can do, not what it did beside other work.
+_REPEATS = 15
 
 
 def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
@@ -22,7 +23,7 @@ def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
     kind = device.type
     source = torch.empty(_COPY_BYTES[kind], dtype=torch.uint8, device=device).random_(0, 256)
     target = torch.empty_like(source)
-    copy_s = _median_s(device, lambda: target.copy_(source))
+    copy_s = _best_s(device, lambda: target.copy_(source))
     rates: dict[str, float] = {}
     for peak in sorted(set(peaks) - {""}):
         if (rate := _matmul_rate(device, peak)) is not None:
@@ -40,11 +41,11 @@ def _matmul_rate(device: torch.device, peak: str) -> float | None:
     if dtype is torch.float32 and device.type == "cuda":
         precision = matmul_precision("tf32" if peak == "tf32" else "ieee")
     with precision:
-        seconds = _median_s(device, lambda: torch.mm(a, b, out=out))
+        seconds = _best_s(device, lambda: torch.mm(a, b, out=out))
     return 2.0 * side**3 / seconds
 
 
-def _median_s(device: torch.device, run: Callable[[], object]) -> float:
+def _best_s(device: torch.device, run: Callable[[], object]) -> float:
     def once() -> float:
         if device.type == "cuda":
             return between_events_us(run) / 1e6
@@ -54,4 +55,4 @@ def _median_s(device: torch.device, run: Callable[[], object]) -> float:
 
     for _ in range(2):
         once()
-    return quantile([once() for _ in range(_REPEATS)], 0.5)
+    return min(once() for _ in range(_REPEATS))
