@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from tunedex.core.errors import BadInput, DatabaseError, TunedexError
+from tunedex.db.urls import spelled
 
 #: How long a writer waits for another's short transaction on an embedded database.
 BUSY_TIMEOUT_S = 30.0
@@ -99,7 +100,7 @@ def translated(url: URL) -> Iterator[None]:
 
 def name_of(url: URL) -> str:
     """``url`` as a message may show it: a file's path, or a URL without its password."""
-    return url.database or "" if embedded(url) else url.render_as_string(hide_password=True)
+    return url.database or "" if embedded(url) else spelled(url)
 
 
 def _line(error: object) -> str:

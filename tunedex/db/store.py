@@ -34,7 +34,7 @@ from tunedex.db.records import (
     SweepStatus,
     Trial,
 )
-from tunedex.db.urls import parse
+from tunedex.db.urls import parse, spelled
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:
@@ -113,7 +113,7 @@ class Store:
     @property
     def url(self) -> str:
         """The database's URL, without a password."""
-        return self._url.render_as_string(hide_password=True)
+        return spelled(self._url)
 
     @property
     def embedded(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -23,7 +25,17 @@ def database_url(url: str | None = None) -> str:
     Raises:
         BadInput: the text names no database that Tunedex can use.
     """
-    return parse(url).render_as_string(hide_password=False)
+    return spelled(parse(url), hide_password=False)
+
+
+def spelled(url: URL, *, hide_password: bool = True) -> str:
+    """``url`` as text that `parse` reads back, but for a hidden password.
+
+    A file's name is spelled here, because SQLAlchemy 2.0 and 2.1 do it in unlike ways.
+    """
+    if url.get_backend_name() == "sqlite":
+        return "sqlite:///" + re.sub("[%?#]", lambda found: f"%{ord(found[0]):02X}", url.database or "")
+    return url.render_as_string(hide_password=hide_password)
 
 
 def parse(url: str | None = None) -> URL:
@@ -40,10 +52,12 @@ def parse(url: str | None = None) -> URL:
         return _sqlite(given)
     scheme, _, rest = given.partition("://")
     if scheme in ("sqlite", "sqlite+pysqlite"):
-        path = rest.removeprefix("/")
-        if path == rest or not path or path == ":memory:":
+        path = unquote(rest.removeprefix("/"))
+        if not rest.startswith("/") or path in ("", ":memory:") or "\0" in path:
             raise BadInput(f"database {shown} names no file; it would be sqlite:///FILE", field="db")
-        return _sqlite(make_url(given).database or path)
+        if "?" in rest:
+            raise BadInput(f"database {shown} has options; it would be sqlite:///FILE, a ? in it as %3F", field="db")
+        return _sqlite(path)
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise BadInput(f"database {_hide(given)!r} has an unknown scheme; it would be {_SHAPES}", field="db")
     try:
