@@ -3,7 +3,7 @@
 from alembic import context
 from sqlalchemy import Connection
 
-from tunedex.db.engine import WRITES, connect
+from tunedex.db.engine import WRITES, opened
 from tunedex.db.migrate import VERSION_TABLE
 from tunedex.db.models import Base
 from tunedex.db.urls import parse
@@ -32,6 +32,7 @@ given = context.config.attributes.get("connection")
 if given is not None:
     migrate(given)
 else:
-    with connect(parse(), create=True).connect().execution_options(**{WRITES: True}) as own:
-        migrate(own)
-        own.commit()
+    with opened(parse(), create=True) as engine:
+        with engine.connect().execution_options(**{WRITES: True}) as own, own.begin():
+            migrate(own)
+        engine.dispose()

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, event
@@ -28,7 +27,9 @@ _HEADER = b"SQLite format 3\0"
 # that began by reading cannot wait for the lock later: its view of the data may be out of date by then.
 WRITES = "tunedex_writes"
 
-# Pools that a forked child leaves untouched: closing the parent's connections would end its sessions.
+# The open engines; and the pools that a forked child leaves untouched, because closing the parent's connections
+# would end its sessions.
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _inherited: list[Pool] = []
 
 
@@ -39,7 +40,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         DatabaseError: there is no database there, or none that can be opened.
     """
     engine = _embedded(Path(url.database or ""), create=create) if embedded(url) else _shared(url)
-    _survive_fork(engine)
+    _engines.add(engine)
     return engine
 
 
@@ -206,16 +207,12 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _survive_fork(engine: Engine) -> None:
+def _leave_to_parent() -> None:
     """Give a forked child connections of its own; one that two processes use at once breaks for both."""
-    if not hasattr(os, "register_at_fork"):
-        return
-    reference: weakref.ref[Any] = weakref.ref(engine)
+    for engine in list(_engines):
+        _inherited.append(engine.pool)
+        engine.dispose(close=False)
 
-    def in_child() -> None:
-        living = reference()
-        if living is not None:
-            _inherited.append(living.pool)
-            living.dispose(close=False)
 
-    os.register_at_fork(after_in_child=in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

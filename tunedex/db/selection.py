@@ -61,7 +61,7 @@ def select(
         return _without(failed, incumbent)
 
     timed = _medians(passed, policy)
-    default_us = _time(timed.get(default.key)) if default else None
+    default_us = _time(timed.get(default.key)) if default is not None else None
     library = _fastest(row for row in timed.values() if row.config.implementation == LIBRARY)
     library_us = _time(library)
 
@@ -79,7 +79,8 @@ def select(
         == (sample.environment, sample.kernel_version, policy)
     ]
     held = next((timed.get(row.config.key, row) for row in published if row.rank == 0), None)
-    yours = [timed[key] for key in (default and default.key, library and library.config.key) if key in timed]
+    known = (default, library.config if library is not None else None)
+    yours = [timed[config.key] for config in known if config is not None and config.key in timed]
     best = _best(timed.values(), yours, held)
 
     others = {row.config.key: row for row in map(complete, _medians(searched, policy).values())}
@@ -180,7 +181,7 @@ def _fastest(rows: Iterable[Row]) -> Row | None:
 
 
 def _time(row: Row | None) -> float | None:
-    return row.measurement.time_us if row else None
+    return row.measurement.time_us if row is not None else None
 
 
 def _speed(row: Row) -> tuple[float, str]:
