@@ -365,6 +365,7 @@ class LayerNormGeluResidual(Kernel):
                     "layernorm_gelu_residual_numba.py",
                     "gelu.py",
                     "numba_cpu.py",
+                    "rows.py",
                     "rows_triton.py",
                     "rows_cuda.py",
                     "cuda/rows.cuh",

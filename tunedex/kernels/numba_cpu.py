@@ -114,7 +114,7 @@ def primitives() -> SimpleNamespace:
         def build(context, builder, signature, arguments):
             i32 = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
             read, every_level, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
             builder.call(function, [builder.inttoptr(arguments[0], cgutils.voidptr_t), read, every_level, data])
             return context.get_dummy_value()
@@ -125,7 +125,7 @@ def primitives() -> SimpleNamespace:
     def maximum(typing_context, first, second):
         def build(context, builder, signature, arguments):
             kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.maximum.f32")
+            function = builder.module.declare_intrinsic("llvm.maximum", [ir.FloatType()], kind)
             return builder.call(function, arguments)
 
         return types.float32(types.float32, types.float32), build

@@ -14,7 +14,7 @@ from tunedex.kernels.nvrtc import LEAST_TARGET, CudaKernel, compile_resources, m
 from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, mixed, output_lanes, shape
 
 #: Threads per row: a warp, and what divides common widths with little left over.
-LANES = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
+LANES = (32, 64, 96, 128, 160, 192, 256, 320, 384, 480, 512, 768, 1024)
 ROWS = (1, 2, 4, 8)
 VECTORS = (1, 2, 4, 8)
 BLOCKS = (0, 1, 2, 4, 8)

@@ -261,6 +261,7 @@ class Softmax(Kernel):
                 for name in (
                     "softmax_numba.py",
                     "numba_cpu.py",
+                    "rows.py",
                     "rows_triton.py",
                     "rows_cuda.py",
                     "streams.py",
