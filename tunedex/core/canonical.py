@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 KEY_HEX_DIGITS = 32
@@ -36,7 +37,7 @@ def key_of(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
-    if isinstance(value, int):
+    if isinstance(value, Integral):  # numpy's integers too
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -12,16 +12,22 @@ from tunedex.core.canonical import key_of
 Value = int | float | str | bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Config:
-    """One point of a space. ``values`` holds the tunables of ``implementation`` by name."""
+    """One point of a space. ``values`` holds the tunables of ``implementation`` by name.
+
+    Two configs are equal when their keys are, so 1 and 1.0 are one value, and 1 and True are two.
+    """
 
     implementation: str
-    values: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> str:
         return key_of(self.to_dict())
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Config) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.key)

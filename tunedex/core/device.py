@@ -132,8 +132,20 @@ class Device:
         """The device that a key describes, with the limits that the key holds.
 
         Raises:
-            BadInput: the text is not a device key.
+            BadInput: the text is not a device key, or not as a device spells its own.
         """
+        device = cls._described(key)
+        if device is None or device.key != key:
+            raise BadInput(
+                f"device {key!r} is not a device key; one looks like nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g "
+                "(`tuner devices` prints yours)",
+                field="device",
+            )
+        return device
+
+    @classmethod
+    def _described(cls, key: str) -> Device | None:
+        """What the parts of ``key`` say; None where it has other parts."""
         if match := _CUDA_KEY.fullmatch(key):
             part = match.groupdict()
             return cls(
@@ -156,11 +168,7 @@ class Device:
             )
         if _NAME_KEY.fullmatch(key):
             return cls(kind="named", name=key.removeprefix("name:"), multiprocessors=0, memory_bytes=0)
-        raise BadInput(
-            f"device {key!r} is not a device key; one looks like nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g "
-            "(`tuner devices` prints yours)",
-            field="device",
-        )
+        return None
 
 
 @dataclass(frozen=True)

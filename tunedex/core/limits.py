@@ -77,7 +77,7 @@ def _positive(name: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):

@@ -5,8 +5,10 @@ A signature needs no kernel code, so the server image, a client and a snapshot a
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,12 +16,14 @@ from typing import Any
 from tunedex.core.canonical import MAX_INT
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
-from tunedex.core.dtypes import dtype_name
+from tunedex.core.dtypes import DTYPES, dtype_name
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import ALIGNMENT_BYTES, LAYOUTS, Problem
 
 #: How a tuned size may answer for another: any size near enough, one divisible by n alike, or only the same.
 MATCHING = re.compile(r"free|exact|divisible\([1-9]\d*\)")
+#: Parameters that every kernel has.
+RESERVED_NAMES = frozenset({"dtype", "layout", "alignment"})
 KERNEL_NAME = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?")
 
 
@@ -89,6 +93,42 @@ class Signature:
     layouts: tuple[str, ...] = ("contiguous", "strided")
     defaults: tuple[DefaultRule, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ValueError: a name, a matching, a choice, a dtype, a layout or a default is not as declared.
+        """
+        if wrong := next(self._faults(), None):
+            raise ValueError(f"kernel {self.kernel!r}: {wrong}")
+
+    def _faults(self) -> Iterator[str]:
+        if not KERNEL_NAME.fullmatch(self.kernel):
+            yield "a name is of lower-case letters, digits and underscores, after its owner and a colon if imported"
+        names = [dimension.name for dimension in self.dimensions]
+        names += [attribute.name for attribute in self.attributes]
+        names += [f"{operand.name}_dtype" for operand in self.operands]
+        yield from (f"{name} is declared twice" for name in names if names.count(name) > 1)
+        yield from (f"{name} has a meaning already" for name in names if name in RESERVED_NAMES)
+        for dimension in self.dimensions:
+            if not MATCHING.fullmatch(dimension.matching):
+                yield f"{dimension.name} matches {dimension.matching!r}, which is not free, divisible(n) or exact"
+        for attribute in self.attributes:
+            if attribute.default not in attribute.choices:
+                yield f"{attribute.name} defaults to {attribute.default!r}, which is not one of its choices"
+        if not self.operands:
+            yield "it reads no operand"
+        for operand in self.operands:
+            yield from (f"{operand.name} takes {d}, which is no dtype" for d in operand.dtypes if d not in DTYPES)
+        yield from (f"layout {layout!r} is unknown" for layout in self.layouts if layout not in LAYOUTS)
+        sizes = {dimension.name for dimension in self.dimensions}
+        for rule in self.defaults:
+            yield from (
+                f"a default asks for {name}, which is no dimension" for name in rule.ranges if name not in sizes
+            )
+            if "implementation" not in rule.config:
+                yield "a default names no implementation"
+
     @cached_property
     def names(self) -> frozenset[str]:
         """Every parameter name that a request for this kernel may carry."""
@@ -96,7 +136,7 @@ class Signature:
             {d.name for d in self.dimensions}
             | {a.name for a in self.attributes}
             | {f"{o.name}_dtype" for o in self.operands}
-            | {"dtype", "layout", "alignment"}
+            | RESERVED_NAMES
         )
 
     def problem(self, parameters: Mapping[str, Any]) -> Problem:
@@ -222,8 +262,9 @@ def whole_number(name: str, value: Any) -> int:
             number = int(value)
     elif isinstance(value, float):
         number = int(value) if value.is_integer() else None
-    elif not isinstance(value, bool) and hasattr(value, "__index__"):
-        number = int(value.__index__())
+    elif not isinstance(value, bool):
+        with suppress(TypeError):  # an array has __index__ too, and refuses
+            number = operator.index(value)
     if number is None:
         raise BadInput(f"{name}={value} is not a whole number", field=name)
     if number < 0:
