@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -282,6 +284,7 @@ def test_eps_is_passed_on() -> None:
         lambda: ops.softmax(torch.zeros(3, 4, dtype=torch.float64)),
         lambda: ops.softmax(torch.zeros(3, 4, dtype=torch.int32)),
         lambda: ops.softmax(torch.zeros(3, 4, device="meta")),
+        lambda: ops.linear_gelu(torch.zeros(3, 4), torch.tensor(1.0), torch.zeros(5)),
         lambda: ops.linear_gelu(torch.zeros(3, 4), torch.zeros(5, 6), torch.zeros(5)),
         lambda: ops.linear_gelu(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(4)),
         lambda: ops.linear_gelu(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(5), gelu="fast"),
@@ -395,6 +398,22 @@ def test_where_no_config_runs_the_unfused_chain_does(case: Case, monkeypatch: py
     assert running() == [None]
 
 
+@every_case
+def test_while_a_graph_is_captured_nothing_is_bound(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = case.problem()
+    operands = case.tensors(problem)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "_capturing", lambda tensor: True)
+        accept(case, problem, operands, case.run(**operands))
+        assert running() == [None]
+    accept(case, problem, operands, case.run(**operands))
+    (bound,) = running()
+    assert bound is not None
+    monkeypatch.setattr(ops, "_capturing", lambda tensor: True)
+    accept(case, problem, operands, case.run(**operands))
+    assert running() == [bound]
+
+
 def test_memory_that_runs_out_is_the_callers_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
     numba = get_kernel("softmax").implementation("numba")
 
@@ -431,6 +450,26 @@ def test_threads_share_plans() -> None:
     assert len(results) == 120
     for result in results:
         torch.testing.assert_close(result, expected)
+
+
+FORK = """
+import os, torch
+from tunedex import ops
+x = torch.randn(6, 40)
+ops.softmax(x)
+assert [plan.config.implementation for plan in ops._plans.values()] == ["numba"]
+child = os.fork()
+if child == 0:
+    good = torch.allclose(ops.softmax(x), torch.softmax(x, -1), atol=1e-6)
+    os._exit(0 if good else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert torch.allclose(ops.softmax(x), torch.softmax(x, -1), atol=1e-6)
+"""
+
+
+def test_a_child_of_a_process_that_ran_kernels_runs_them_too() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,11 @@ unfused chain of torch operations. Calls that need a gradient take the unfused c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -108,7 +111,7 @@ def linear_gelu(
     rows = _rows("x", x)
     if rows.dim() == 3 and rows.stride(0) != rows.shape[1] * rows.stride(1):
         rows = rows.contiguous()  # the product takes evenly spaced rows
-    operands = {"x": rows, "weight": _dense(weight), "bias": bias}
+    operands = {"x": rows, "weight": _dense(weight) if weight.dim() == 2 else weight, "bias": bias}
     return _call("linear_gelu", operands, {"gelu": gelu}, (*x.shape[:-1], *weight.shape[:1]), out, {})
 
 
@@ -118,6 +121,7 @@ class _Plan:
     def __init__(self, kernel: Kernel, problem: Problem, device: Device, client: Client) -> None:
         self.snapshot: Snapshot = client.snapshot
         self.kernel, self.problem, self.device = kernel, problem, device
+        self.empty = problem.empty
         (self.output,) = kernel.outputs(problem).values()
         # What to try, the best first, each once; the one that is bound, or would be next, stands first.
         answered = client.answer(problem).config
@@ -141,7 +145,7 @@ class _Plan:
                 if self._launch is launch:  # else another thread has refused it already
                     self._refuse(failure)
         # Binding may compile, which nobody may do while a CUDA graph is captured.
-        if self._configs and not (out.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._configs and not _capturing(out):
             with self._lock:
                 if self._bind(operands, out, options):
                     return
@@ -166,7 +170,10 @@ class _Plan:
         implementation = self.kernel.implementation(config.implementation)
         if self.device.kind not in implementation.kinds:
             raise BadInput(f"{config.implementation} does not run on {self.device.kind}")
-        if refusal := implementation.missing() or implementation.takes(self.problem, self.device):
+        refusal = implementation.missing() or implementation.takes(self.problem, self.device)
+        if refusal is None and config.implementation == "numba" and _openmp_forked:
+            refusal = "this process is the fork of one that used numba's OpenMP threads, which do not survive that"
+        if refusal:
             raise BadInput(refusal)
         return implementation.bind(self.problem, config, self.device)
 
@@ -174,6 +181,11 @@ class _Plan:
         config, self._launch = self._configs.pop(0), None
         reason = str(error).strip().partition("\n")[0]
         log.warning("%s does not run with %s: %s: %s", self.problem, config, type(error).__name__, reason)
+
+
+def _capturing(tensor: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of the tensor's device."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _run(launch: Launch, operands: Tensors, out: torch.Tensor, options: Mapping[str, Any]) -> Exception | None:
@@ -188,6 +200,23 @@ def _run(launch: Launch, operands: Tensors, out: torch.Tensor, options: Mapping[
 
 
 _plans: dict[Any, _Plan] = {}
+_openmp_forked = False
+
+
+def _after_fork() -> None:
+    """In a child. Another thread of the parent may have held a plan's lock. And OpenMP's threads do not survive a
+    fork: numba ends a child that wants them, and torch waits for them for ever unless told to use none, as its own
+    data loaders do."""
+    global _openmp_forked
+    _plans.clear()
+    with contextlib.suppress(KeyError, AttributeError, ValueError):  # no numba, or none that has started its threads
+        if sys.modules["numba"].threading_layer() == "omp":
+            _openmp_forked = True
+            torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _call(
@@ -208,13 +237,13 @@ def _call(
             raise BadInput(f"{name} has no gradient through out=; leave it out, or call under torch.no_grad()")
         return _unfused(plan.kernel, plan.problem, operands, options).view(shape)
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-    if plan.problem.empty:
+    if plan.empty:
         if result.numel():  # a sum of nothing, whose value eager knows
             result.copy_(_unfused(plan.kernel, plan.problem, operands, options).view(shape))
         return result
     # Kernels write whole vectors, so an output that does not begin aligned is written by way of one that does.
     target = result if result.data_ptr() & _ALIGNMENT_MASK == 0 else torch.empty_like(result)
-    view = target.view(plan.output.shape)
+    view = target if target.shape == plan.output.shape else target.view(plan.output.shape)
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         with torch.cuda.device(x.device):
             plan.run(operands, view, options)
@@ -231,8 +260,8 @@ def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
         *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & _ALIGNMENT_MASK) for t in operands.values()),
     )
     plan = _plans.get(key)
-    device = _device(operands["x"].device)
-    client = tunedex.default_client(device.key)
+    device, device_key = _device(operands["x"].device)
+    client = tunedex.default_client(device_key)
     if plan is None or plan.snapshot is not client.snapshot:
         kernel = get_kernel(name)
         plan = _Plan(kernel, kernel.problem_of(operands, attributes), device, client)
@@ -248,17 +277,19 @@ def _unfused(kernel: Kernel, problem: Problem, operands: Tensors, options: Mappi
 
 
 @cache
-def _device(device: torch.device) -> Device:
-    """The device that tensors on ``device`` are on.
+def _device(device: torch.device) -> tuple[Device, str]:
+    """The device that tensors on ``device`` are on, and its key.
 
     Raises:
         BadInput: the kernels do not run there.
     """
     if device.type == "cpu":
-        return host.cpu()
-    if device.type == "cuda" and torch.version.hip is None:
-        return from_properties(torch.cuda.get_device_properties(device))
-    raise BadInput(f"tensors are on {device}; the kernels run on CUDA devices and on the CPU", field="device")
+        found = host.cpu()
+    elif device.type == "cuda" and torch.version.hip is None:
+        found = from_properties(torch.cuda.get_device_properties(device))
+    else:
+        raise BadInput(f"tensors are on {device}; the kernels run on CUDA devices and on the CPU", field="device")
+    return found, found.key
 
 
 def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -322,7 +353,7 @@ def _apart(function: Function, *arguments: Any, **options: Any) -> torch.Tensor:
     return function(*arguments, **options)
 
 
-_uncompiled: Function = torch.compiler.disable(_apart)  # type: ignore[no-untyped-call]
+_uncompiled: Function = torch.compiler.disable(_apart)
 
 
 @torch.library.custom_op(

@@ -88,7 +88,7 @@ def _rows(document: Mapping[str, Any]) -> list[list[object]]:
         [branch["implementation"], _tunables(branch), branch["size"]] for branch in space["branches"]
     ]
     lines += [[name, f"not here: {reason}", 0] for name, reason in space["refused"].items()]
-    lines.append([f"all, for {space['text'].partition(':')[2]}", "", space["size"]])
+    lines.append(["all", f"for {space['text'].partition(':')[2]}", space["size"]])
     blank: list[object] = ["", "", "", ""]
     return [[*(head if number == 0 else blank), *line] for number, line in enumerate(lines)]
 
