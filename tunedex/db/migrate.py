@@ -6,6 +6,7 @@ not read each other's version.
 
 from __future__ import annotations
 
+import sys
 import threading
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +50,8 @@ def config(connection: Connection | None = None) -> Config:
     """Alembic's configuration for our scripts, on ``connection`` where one is given."""
     from alembic.config import Config
 
-    made = Config()
+    # What Alembic has to say is progress; standard output is for results.
+    made = Config(stdout=sys.stderr)
     made.set_main_option("script_location", str(scripts()).replace("%", "%%"))
     made.attributes["connection"] = connection
     return made
