@@ -1,0 +1,76 @@
+"""Errors, questions and folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from core_examples import SIGNATURE, problem
+
+from tunedex.core import errors, folders
+from tunedex.core.errors import BadInput, CannotRun, TunedexError
+from tunedex.core.limits import Objective
+from tunedex.core.question import read_question, with_work
+
+
+def test_one_root_for_all_errors() -> None:
+    found = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    assert all(issubclass(error, TunedexError) for error in found)
+    assert {error.__name__ for error in found if issubclass(error, BadInput)} == {
+        "BadInput",
+        "UnknownKernel",
+        "UnknownDevice",
+        "UnknownRevision",
+    }
+    assert {error.__name__ for error in found if issubclass(error, CannotRun)} == {
+        "CannotRun",
+        "MissingExtra",
+        "DatabaseError",
+        "DeviceError",
+    }
+    for error in found:
+        assert error.__name__ in (errors.__doc__ or "")
+
+
+def test_core_imports_nothing_installed() -> None:
+    names = sorted(path.stem for path in Path(errors.__file__).parent.glob("*.py") if path.stem != "__init__")
+    code = f"import sys\nfor name in {names}: __import__('tunedex.core.' + name)\nprint(*sys.modules)"
+    # -S leaves site-packages out.
+    command = [sys.executable, "-S", "-c", code]
+    root = Path(errors.__file__).parents[2]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    rooms = {name.split(".")[1] for name in result.stdout.split() if name.startswith("tunedex.")}
+    assert rooms == {"core"}
+
+
+def test_a_question_is_a_problem_and_limits() -> None:
+    question = read_question(SIGNATURE, {"rows": "8", "cols": "16", "dtype": "fp32", "objective": "error"})
+    assert question.problem == problem()
+    assert question.limits.objective is Objective.ERROR
+
+
+@pytest.mark.parametrize("name", ["batch", "rows", "cols"])
+def test_a_question_about_nothing_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name}=0: nothing to compute; a size is at least 1") as caught:
+        read_question(SIGNATURE, {"rows": 8, "cols": 16, "dtype": "fp32", name: 0})
+    assert caught.value.field == name
+    assert with_work(problem()) == problem()
+
+
+class TestFolders:
+    def test_the_setting_decides(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("TUNEDEX_CACHE_DIR", str(tmp_path))
+        assert folders.cache_folder() == tmp_path
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="the XDG rules are Linux's")
+    @pytest.mark.parametrize(("setting", "used"), [("", False), ("relative", False), ("/xdg", True)])
+    def test_the_users_folders(self, setting: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TUNEDEX_CACHE_DIR", raising=False)
+        monkeypatch.setenv("HOME", "/home/somebody")
+        for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+            monkeypatch.setenv(name, setting)
+        cache, data = ("/xdg", "/xdg") if used else ("/home/somebody/.cache", "/home/somebody/.local/share")
+        assert folders.cache_folder() == Path(cache) / "tunedex"
+        assert folders.default_database() == Path(data) / "tunedex" / "tunedex.db"
