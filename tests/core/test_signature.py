@@ -66,7 +66,8 @@ class TestProblem:
     def test_everything_that_changes_the_result_is_in_the_key(self) -> None:
         changes: list[dict[str, Any]] = [
             {}, {"rows": 9}, {"cols": 17}, {"batch": 2}, {"form": "centred"}, {"dtype": "bf16"},
-            {"weight_dtype": "bf16"}, {"x_dtype": "bf16"}, {"layout": "strided"}, {"alignment": 8}, {"alignment": 1}, {"rows": 16, "cols": 8},
+            {"weight_dtype": "bf16"}, {"x_dtype": "bf16"}, {"layout": "strided"}, {"alignment": 8}, {"alignment": 1},
+            {"rows": 16, "cols": 8},
         ]  # fmt: skip
         assert len({problem(**change).key for change in changes}) == len(changes)
         assert len({hash(problem(**change)) for change in changes}) == len(changes)
