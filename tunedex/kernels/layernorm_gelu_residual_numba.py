@@ -58,7 +58,6 @@ class NumbaNorm(Implementation):
         kernel = _norm(
             problem.attributes["gelu"],
             values["gelu_math"] == "fitted",
-            bool(values["fast_math"]),
             values["stores"] == "streaming",
             bool(values["prefetch"]),
         )
@@ -94,21 +93,20 @@ class NumbaNorm(Implementation):
 
 
 @cache
-def _norm(form: str, by_fit: bool, fast_math: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
 
     use = primitives()
     floats, exp2, stream, flush, prefetch = use.floats, use.exp2, use.stream, use.flush, use.prefetch
-    flags = set(FAST_MATH) if fast_math else False
     f32 = np.float32
     zero, half, one = f32(0.0), f32(0.5), f32(1.0)
 
     if by_fit:
         terms = tuple(f32(c) for c in reversed(fitted(form, "float32")))
 
-        @numba.njit(fastmath=flags, inline="always")
+        @numba.njit(fastmath=FAST_MATH, inline="always")
         def gelu(z):
             a = abs(z)
             q = terms[0]
@@ -118,17 +116,17 @@ def _norm(form: str, by_fit: bool, fast_math: bool, streaming: bool, prefetching
     elif form == "erf":
         root_half = f32(math.sqrt(0.5))
 
-        @numba.njit(fastmath=flags, inline="always")
+        @numba.njit(fastmath=FAST_MATH, inline="always")
         def gelu(z):
             return half * z * (one + f32(math.erf(z * root_half)))
     else:
         inner, cubic = f32(-2.0 * math.sqrt(2.0 / math.pi)), f32(0.044715)
 
-        @numba.njit(fastmath=flags, inline="always")
+        @numba.njit(fastmath=FAST_MATH, inline="always")
         def gelu(z):
             return z / (one + f32(math.exp(inner * z * (one + cubic * z * z))))
 
-    @numba.njit(fastmath=flags)
+    @numba.njit(fastmath=FAST_MATH)
     def row(x, weight, bias, residual, out, cols, eps):
         total = zero
         for i in range(cols):
@@ -142,7 +140,7 @@ def _norm(form: str, by_fit: bool, fast_math: bool, streaming: bool, prefetching
         for i in range(cols):
             out[i] = gelu((x[i] - mean) * scale * weight[i] + bias[i]) + residual[i]
 
-    @numba.njit(parallel=True, fastmath=flags)
+    @numba.njit(parallel=True, fastmath=FAST_MATH)
     def norm(x, weight, bias, residual, out, total, rows, cols, x_batch, x_row, r_batch, r_row, eps, rows_per_task):
         w, b = floats(weight, cols), floats(bias, cols)
         for task in numba.prange((total + rows_per_task - 1) // rows_per_task):

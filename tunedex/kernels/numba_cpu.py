@@ -7,20 +7,20 @@ and pitches, so that one specialisation serves contiguous and strided rows and t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from tunedex.core.config import Value
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Constraint, Tunable
 from tunedex.kernels.rows import mixed, shape
 
-#: What LLVM may change: order and fuse sums, but still honour infinities and NaN.
-FAST_MATH = frozenset({"reassoc", "contract", "arcp", "nsz"})
+#: What LLVM may change: order and fuse sums, but still honour infinities and NaN. It is no choice: sums in order use
+#: no vector lanes, and lose so much in long rows that softmax with outliers is refused.
+FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 #: Numba's thread pool takes one parallel region at a time.
 _POOL = threading.Lock()
@@ -186,7 +186,6 @@ def row_tunables(problem: Problem, device: Device, math: Tunable) -> tuple[Tunab
     cores = device.multiprocessors
     return (
         math,
-        Tunable("fast_math", (False, True), "whether sums may be reordered, and so use vector lanes"),
         Tunable("stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"),
         Tunable("prefetch", (False, True), "ask for what a later pass reads before the first pass begins"),
         Tunable("rows_per_task", tuple(n for n in ROWS_PER_TASK if n == 1 or n <= batch * rows), "rows of one task"),
@@ -198,13 +197,9 @@ def row_tunables(problem: Problem, device: Device, math: Tunable) -> tuple[Tunab
 
 def row_constraints(math: str) -> tuple[Constraint, ...]:
     """What keeps the specialisations few: memory matters only once the arithmetic is vectorised."""
-
-    def vectorised(values: Mapping[str, Value]) -> bool:
-        return bool(values["fast_math"]) and values[math] == "fitted"
-
     return (
         Constraint(
-            f"streaming stores and prefetch go with fast_math and {math}=fitted",
-            lambda values: vectorised(values) or (values["stores"] == "cached" and not values["prefetch"]),
+            f"streaming stores and prefetch go with {math}=fitted",
+            lambda values: values[math] == "fitted" or (values["stores"] == "cached" and not values["prefetch"]),
         ),
     )

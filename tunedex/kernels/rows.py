@@ -145,7 +145,6 @@ def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
     """numba for float32, the library for the rest; ``more`` are the kernel's own tunables."""
     config: Mapping[str, Value] = {
         "implementation": "numba",
-        "fast_math": True,
         "stores": "cached",
         "prefetch": False,
         "rows_per_task": 1,

@@ -52,7 +52,6 @@ class NumbaSoftmax(Implementation):
         values = config.values
         kernel = _softmax(
             values["exp_math"] == "fitted",
-            bool(values["fast_math"]),
             values["stores"] == "streaming",
             bool(values["prefetch"]),
         )
@@ -69,7 +68,7 @@ class NumbaSoftmax(Implementation):
 
 
 @cache
-def _softmax(by_fit: bool, fast_math: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
@@ -77,22 +76,21 @@ def _softmax(by_fit: bool, fast_math: bool, streaming: bool, prefetching: bool) 
     use = primitives()
     floats, exp2, maximum = use.floats, use.exp2, use.maximum
     stream, flush, prefetch = use.stream, use.flush, use.prefetch
-    flags = set(FAST_MATH) if fast_math else False
     f32 = np.float32
     log2_e, lowest = f32(LOG2_E), f32(-math.inf)
 
     if by_fit:
 
-        @numba.njit(fastmath=flags, inline="always")
+        @numba.njit(fastmath=FAST_MATH, inline="always")
         def exp(d):
             return exp2(d * log2_e)
     else:
 
-        @numba.njit(fastmath=flags, inline="always")
+        @numba.njit(fastmath=FAST_MATH, inline="always")
         def exp(d):
             return f32(math.exp(d))
 
-    @numba.njit(fastmath=flags)
+    @numba.njit(fastmath=FAST_MATH)
     def row(x, out, cols):
         top = lowest
         for i in range(cols):
@@ -106,7 +104,7 @@ def _softmax(by_fit: bool, fast_math: bool, streaming: bool, prefetching: bool) 
         for i in range(cols):
             out[i] *= scale
 
-    @numba.njit(parallel=True, fastmath=flags)
+    @numba.njit(parallel=True, fastmath=FAST_MATH)
     def softmax(x, out, total, rows, cols, x_batch, x_row, rows_per_task):
         for task in numba.prange((total + rows_per_task - 1) // rows_per_task):
             buffer = np.empty(cols if streaming else 0, dtype=np.float32)
