@@ -31,7 +31,6 @@ from tunedex.core.measurement import Failure
 from tunedex.db import open_store
 from tunedex.db.records import Ceilings
 from tunedex.kernels.base import Kernel, Launch, Tensors
-from tunedex.kernels.precision import matmul_precision
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.bench import Bench
 from tunedex.tuner.devices import DetectedDevice, detect, environment_of
@@ -117,7 +116,7 @@ def compare(found: DetectedDevice, ceilings: Ceilings, result: Result, peers: li
     launches: dict[str, Launch] = {name: bench.bind(config) for name, config in configs.items() if config}
     errors: dict[str, float] = {}
     for name in peers:
-        launch = peer(kernel, problem, name, "ieee" if result.max_error is None else "tf32")
+        launch = peer(kernel, problem, name, "highest" if result.max_error is None else "high")
         try:
             errors[name] = error_of(bench, launch)
         except Exception as error:  # noqa: BLE001 - a peer that does not run here is left out, and named
@@ -172,8 +171,10 @@ def peer(kernel: Kernel, problem: Any, name: str, precision: str) -> Launch:
         run = torch.compile(chain, mode=MODES[name], dynamic=False)
 
     def launch(operands: Tensors, outputs: Tensors) -> None:
-        with torch.no_grad(), matmul_precision(precision):
+        torch.set_float32_matmul_precision(precision)
+        with torch.no_grad():
             launch.result = run(dict(operands))
+        torch.set_float32_matmul_precision("highest")
 
     return launch
 

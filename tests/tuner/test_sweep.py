@@ -192,3 +192,21 @@ def test_bad_input_is_one_line_and_stores_nothing(
     (line,) = done.err.strip().splitlines()
     assert words in line
     assert not db.exists()
+
+
+def test_a_config_refused_for_its_error_is_tried_again_under_a_wider_bound(planted: Kernel, db: Path) -> None:
+    strict = sweep(db, "--json")
+    assert json.loads(strict.stdout)["results"][0]["failures"]["wrong_result"] == 4
+    wide = tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", f"{PROBLEM},max_error=0.5", "--json")
+    assert wide.returncode == 0, wide.stderr
+    with open_store(str(db)) as store:
+        fault = [
+            trial.outcome
+            for trial in trials_in(store)
+            if trial.config.values.get("fault") == "wrong_last" and trial.stage is Stage.SEARCH
+        ]
+        lossless = store.snapshot(cpu().key).ask("planted", {"rows": 37, "cols": 61, "dtype": "float32"})
+    assert sorted(isinstance(outcome, Measurement) for outcome in fault) == [False, True]
+    assert not next(outcome for outcome in fault if isinstance(outcome, Measurement)).lossless
+    assert lossless.config is not None
+    assert lossless.config.values.get("fault", "none") == "none"

@@ -33,6 +33,11 @@ class Config:
         return hash(self.key)
 
     @property
+    def library(self) -> bool:
+        """Whether this is the vendor's call, which is always a candidate."""
+        return self.implementation == "library"
+
+    @property
     def streams(self) -> int:
         return int(self.values.get("streams", 1))
 

@@ -66,8 +66,8 @@ def choose(rows: Iterable[Row], limits: Limits = NO_LIMITS) -> Row | None:
     """The row to serve within ``limits``; None where no row meets them.
 
     By latency, the row of the lowest rank among those allowed stays unless another is faster by more than the
-    margin; ties go to the lower rank, so the same rows give the same choice. At one problem, latency and
-    throughput order alike.
+    margin, and so does the library call; ties go to the lower rank, so the same rows give the same choice. At one
+    problem, latency and throughput order alike.
     """
     allowed = sorted((row for row in rows if allows(row, limits)), key=lambda row: row.rank)
     if not allowed:
@@ -76,9 +76,11 @@ def choose(rows: Iterable[Row], limits: Limits = NO_LIMITS) -> Row | None:
         return min(allowed, key=lambda row: (row.measurement.error, row.measurement.time_us, row.rank))
     if limits.objective is Objective.MEMORY:
         return min(allowed, key=lambda row: (_memory(row), row.measurement.time_us, row.rank))
-    fastest = min(allowed, key=lambda row: (row.measurement.time_us, row.rank))
-    first = allowed[0]
-    return fastest if beats(fastest.measurement.time_us, first.measurement.time_us) else first
+    fastest = min(allowed, key=_speed)
+    for kept in (allowed[0], min((row for row in allowed if row.config.library), key=_speed, default=None)):
+        if kept and not beats(fastest.measurement.time_us, kept.measurement.time_us):
+            return kept
+    return fastest
 
 
 def allows(row: Row, limits: Limits) -> bool:
@@ -92,6 +94,10 @@ def allows(row: Row, limits: Limits) -> bool:
         and (limits.same_bits is None or measurement.output_hash == limits.same_bits)
         and (row.config.streams == 1 or not measurement.policy.graph or limits.policy == "graph")
     )
+
+
+def _speed(row: Row) -> tuple[float, int]:
+    return row.measurement.time_us, row.rank
 
 
 def _memory(row: Row) -> float:

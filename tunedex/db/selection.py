@@ -27,9 +27,6 @@ from tunedex.db.types import time_text
 #: How many rows of a problem are published at most.
 MAX_ROWS = 16
 
-#: The implementation whose configs are the vendor's call.
-LIBRARY = "library"
-
 #: The source of a row that was measured on the device it is served for.
 LOCAL = "local"
 
@@ -62,7 +59,7 @@ def select(
 
     timed = _medians(passed, policy)
     default_us = _time(timed.get(default.key)) if default is not None else None
-    library = _fastest(row for row in timed.values() if row.config.implementation == LIBRARY)
+    library = _fastest(row for row in timed.values() if row.config.library)
     library_us = _time(library)
 
     def complete(row: Row) -> Row:

@@ -73,6 +73,7 @@ class Search:
         self._running: dict[Candidate, OptunaTrial | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
+        self.anchors = frozenset(self._anchors(spaces))
         self._first = list(self._anchors(spaces))
         self._trials = max(trials, len(self._first))
         whole = sampler is Sampler.BRUTE_FORCE or (sampler is Sampler.AUTO and self.size <= trials)
@@ -83,10 +84,13 @@ class Search:
         """Every candidate told so far, with its time an item in microseconds, None for a failure."""
         return self._told
 
-    def ask(self, count: int) -> list[Candidate]:
-        """Up to ``count`` candidates never proposed before; fewer when the trials or the space run out."""
+    def ask(self, count: int, *, anchors_only: bool = False) -> list[Candidate]:
+        """Up to ``count`` candidates never proposed before; fewer when the trials or the space run out.
+
+        ``anchors_only`` gives only what must be measured in any case: `anchors`, the default and the library call.
+        """
         out: list[Candidate] = []
-        while len(out) < count and self._proposed < self._trials:
+        while len(out) < count and self._proposed < self._trials and (self._first or not anchors_only):
             candidate = self._next()
             if candidate is None:
                 break

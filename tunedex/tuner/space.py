@@ -66,7 +66,7 @@ class Space:
     @property
     def library(self) -> tuple[Config, ...]:
         """The configs of the vendor's library call, which is always a candidate."""
-        return tuple(config for config in self if config.implementation == "library")
+        return tuple(config for config in self if config.library)
 
 
 def _refusal(implementation: Implementation, problem: Problem, device: Device) -> str | None:

@@ -23,7 +23,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row, choose
 from tunedex.db import Store
 from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial
-from tunedex.db.selection import LIBRARY, select
+from tunedex.db.selection import select
 from tunedex.tuner.bench import Bench, FinalTime
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.devices import DetectedDevice, sample
@@ -203,7 +203,11 @@ class _TaskRunner:
         self._best_us: float | None = None
 
     def search(self, seconds: float | None) -> int:
-        """Search until the trials, the time or the space run out; returns how many new trials were stored."""
+        """Search until the trials, the time or the space run out; returns how many new trials were stored.
+
+        The default and the library call are measured even when the time is over: without them nothing can be said
+        to be better than what the user has.
+        """
         effort = self._s._effort
         size = sum(len(space) for space in self._spaces)
         trials = effort.trials if effort.trials is not None else size
@@ -211,7 +215,7 @@ class _TaskRunner:
         for problem in self._task.problems:
             for trial in self._stored(problem):
                 self._history[problem.key].append(trial)
-                if trial.stage is Stage.SEARCH:
+                if trial.stage is Stage.SEARCH and not self._refused_too_strictly(trial):
                     search.recall(Candidate(problem, trial.config), _per_item(trial))
         self._best_us = min((us for us in search.told.values() if us is not None), default=None)
         total = min(trials, search.size)
@@ -221,21 +225,20 @@ class _TaskRunner:
         try:
             while True:
                 over = deadline is not None and time.monotonic() > deadline
-                candidates = [] if over else search.ask(self._room(len(waiting)))
-                for candidate in candidates:
+                for candidate in search.ask(self._room(len(waiting)), anchors_only=over):
                     waiting[self._compiled(candidate)] = candidate
-                if not waiting or over:
+                if over:
+                    waiting = {f: c for f, c in waiting.items() if c in search.anchors or not f.cancel()}
+                if not waiting:
                     break
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    candidate = waiting.pop(future)
-                    trial = self._try(candidate, future.result())
-                    search.tell(candidate, _per_item(trial))
-                    new += 1
-                    us = _per_item(trial)
-                    self._best_us = min(filter(None, (self._best_us, us)), default=None)
-                    self._tell(len(search.told), total, "searching")
-                    if deadline is not None and time.monotonic() > deadline:
-                        break
+                future = next(iter(wait(waiting, return_when=FIRST_COMPLETED).done))
+                candidate = waiting.pop(future)
+                trial = self._try(candidate, future.result())
+                us = _per_item(trial)
+                search.tell(candidate, us)
+                new += 1
+                self._best_us = min(filter(None, (self._best_us, us)), default=None)
+                self._tell(len(search.told), total, "searching")
         finally:
             for future in waiting:
                 future.cancel()
@@ -261,14 +264,14 @@ class _TaskRunner:
             )
         limits = Limits(max_error=self._task.max_error)
         best = choose(rows, limits)
-        own = choose([row for row in rows if row.config.implementation != LIBRARY], limits)
-        library = choose([row for row in rows if row.config.implementation == LIBRARY], limits)
+        own = choose([row for row in rows if not row.config.library], limits)
+        library = choose([row for row in rows if row.config.library], limits)
         searched = [trial for trial in history if trial.stage is Stage.SEARCH]
         failures = Counter(t.outcome.kind.value for t in searched if isinstance(t.outcome, Failure))
         return Result(
             problem=problem,
             default_us=best.default_us if best else None,
-            library_us=best.library_us if best else None,
+            library_us=library.measurement.time_us if library else None,
             best=best,
             own=own,
             library=library,
@@ -302,17 +305,18 @@ class _TaskRunner:
         ]
 
     def _finalists(self, problem: Problem, searched: dict[Config, Measurement]) -> list[Config]:
+        bears_error = self._task.max_error is not None
         settings = SETTINGS.finals
         ranked = sorted(searched, key=lambda config: (searched[config].time_us, config.key))
         lossless = [config for config in ranked if searched[config].lossless]
         lossy = [config for config in ranked if not searched[config].lossless]
-        own = [config for config in lossless if config.implementation != LIBRARY]
+        own = [config for config in lossless if not config.library]
         space = self._space(problem)
         incumbent = [row.config for row in self._incumbent(problem)[:1]]
         wanted = [
             *lossless[: settings.leaders],
             *own[:1],
-            *lossy[: settings.lossy_leaders],
+            *lossy[: settings.leaders if bears_error else settings.lossy_leaders],
             *([space.default] if space.default else []),
             *space.library,
             *incumbent,
@@ -386,6 +390,7 @@ class _TaskRunner:
             temperature_c=state.temperature_c,
             throttle=state.throttle,
             created_at=datetime.now(UTC),
+            max_error=self._task.max_error,
         )
         trial = replace(trial, id=self._s._store.add_trial(trial))
         self._history[problem.key].append(trial)
@@ -398,6 +403,12 @@ class _TaskRunner:
             environment=self._s._environment.key,
             kernel_version=self._task.kernel.signature.version,
         )
+
+    def _refused_too_strictly(self, trial: Trial) -> bool:
+        """Whether ``trial`` failed by a bound on its error that this task does not set."""
+        wrong = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.WRONG_RESULT
+        mine = self._task.max_error
+        return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
 
     def _incumbent(self, problem: Problem) -> Sequence[Row]:
         snapshot = self._s._store.snapshot(self._s._device.key, channel="candidate")

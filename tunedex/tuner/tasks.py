@@ -41,7 +41,7 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "quick": Preset("quick", trials=48, seconds=150.0),
+    "quick": Preset("quick", trials=96, seconds=140.0),
     "thorough": Preset("thorough", trials=400, seconds=3600.0),
 }
 
