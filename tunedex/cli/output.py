@@ -12,9 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DbOption = Annotated[
     str | None,
     typer.Option(

@@ -60,6 +60,7 @@ class Opened:
     kernel: Kernel
     problem: Problem
     max_error: float | None
+    seed: int
     policy: Policy
     warm_policy: Policy
     floor_us: float
@@ -103,7 +104,7 @@ class Bench:
         policy, warm_policy = self._timer.policies(floor_us)
         inputs = tuple(self._input_set(kernel, problem, seed + n, outliers=n == 1) for n in range(2))
         outputs, guarded = self._make_outputs(kernel, problem)
-        self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
+        self._opened = Opened(kernel, problem, max_error, seed, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
         return policy, max(error for made in inputs for error in made.eager_errors.values())
@@ -210,6 +211,8 @@ class Bench:
             if before is not None:
                 memory = max(memory or 0, torch.cuda.max_memory_allocated(self._torch_device) - before)
             if fault := self._trespass(opened, made):
+                # What it overwrote would be held against the configs that follow.
+                self.open(opened.problem, opened.max_error, opened.seed, opened.floor_us)
                 return Verdict(math.inf, accepted=False, lossless=False, detail=fault), "", memory
             for name, output in opened.outputs.items():
                 verdict = judge(
