@@ -1,6 +1,6 @@
 """linear_gelu: a linear layer and its GELU in one kernel, as in a transformer's feed-forward block.
 
-    out[b, i, j] = gelu(sum over t of x[b, i, t] * weight[j, t], + bias[j])
+    out[b, i, j] = gelu(sum over t of x[b, i, t] * weight[j, t] + bias[j])
 
 GELU (Hendrycks and Gimpel, arXiv:1606.08415) comes in its tanh form, the default, which FLUX uses, and its erf form.
 A batch adds rows: the kernel sees ``batch * m`` of them, evenly spaced.
@@ -84,7 +84,7 @@ _NUMBA_DEFAULT: dict[str, Value] = {
 SIGNATURE = Signature(
     kernel="linear_gelu",
     version=version_of(*_CODE),
-    formula="gelu(x @ weight^T + bias)",
+    formula="out = gelu(x @ weight^T + bias)",
     dimensions=(BATCH, Dimension("m"), Dimension("n", "exact"), Dimension("k", "exact")),
     operands=tuple(Operand(name, DTYPE_NAMES) for name in ("x", "weight", "bias")),
     attributes=(Attribute("gelu", ("tanh", "erf"), "tanh"),),
