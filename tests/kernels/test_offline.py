@@ -103,14 +103,14 @@ def test_too_much_shared_memory_is_over_the_limit_of_one_device_only() -> None:
     assert kept.shared_memory_bytes > GPUS[86].shared_memory_bytes
     with pytest.raises(OverLimit) as caught:
         compile_triton(GPUS[86], product, *operands, side=128)
-    assert caught.value.resource == "shared memory"
+    assert caught.value.resource == "bytes of shared memory"
     assert caught.value.limit == GPUS[86].shared_memory_bytes < caught.value.needed
 
 
 def test_over_limit_crosses_processes() -> None:
-    error = pickle.loads(pickle.dumps(OverLimit("shared memory", 131072, 101376)))
+    error = pickle.loads(pickle.dumps(OverLimit("bytes of shared memory", 131072, 101376)))
     assert isinstance(error, CompileError)
-    assert str(error) == "needs 131072 of shared memory, the device has 101376"
+    assert str(error) == "needs 131072 bytes of shared memory, the device has 101376"
 
 
 def test_a_refused_program_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def select(
     incumbent: Sequence[Row],
     *,
     default: Config | None,
-    share: Callable[[float], float | None],
+    share: Callable[[Row], float | None],
 ) -> list[Row]:
     """The rows to publish for one problem on one device in one environment, by rank.
 
@@ -46,7 +46,7 @@ def select(
         searched: trials of the search, which fill the Pareto set and the runners-up.
         incumbent: the rows published so far.
         default: the kernel's default config for the problem; None where it has none.
-        share: the roofline share of a time in microseconds.
+        share: the roofline share of a row's time, at its compute precision.
 
     Returns:
         Rows ranked from 0. The incumbent's, less those that now fail, where the final has no measurement.
@@ -63,7 +63,7 @@ def select(
     library_us = _time(library)
 
     def complete(row: Row) -> Row:
-        return replace(row, default_us=default_us, library_us=library_us, roofline_share=share(row.measurement.time_us))
+        return replace(row, default_us=default_us, library_us=library_us, roofline_share=share(row))
 
     timed = {key: complete(row) for key, row in timed.items()}
     sample = next(iter(timed.values()))

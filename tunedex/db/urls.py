@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,6 +11,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tunedex.core.errors import BadInput
+from tunedex.core.folders import default_database
 
 SETTING = "TUNEDEX_DB"
 _SHAPES = "a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
@@ -44,7 +44,7 @@ def parse(url: str | None = None) -> URL:
     Raises:
         BadInput: the text names no database that Tunedex can use.
     """
-    given = url if url is not None else os.environ.get(SETTING) or str(_data_folder() / "tunedex" / "tunedex.db")
+    given = url if url is not None else os.environ.get(SETTING) or str(default_database())
     shown = repr(given) if url is not None else f"{SETTING}={given!r}"
     if not given.strip() or "\0" in given:
         raise BadInput(f"database {shown} is not {_SHAPES}", field="db")
@@ -89,15 +89,3 @@ def _hide(url: str) -> str:
     """``url`` without what stands before an @, which may be a password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
-def _data_folder() -> Path:
-    """Where this user's programs keep data."""
-    home = Path.home()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support"
-    # The XDG base directory rules: a relative path is to be ignored.
-    configured = Path(os.environ.get("XDG_DATA_HOME") or "")
-    return configured if configured.is_absolute() else home / ".local" / "share"

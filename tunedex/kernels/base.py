@@ -125,7 +125,7 @@ class OverLimit(CompileError):
         self.resource, self.needed, self.limit = resource, needed, limit
 
     def __str__(self) -> str:
-        return f"needs {self.needed} of {self.resource}, the device has {self.limit}"
+        return f"needs {self.needed} {self.resource}, the device has {self.limit}"
 
 
 class Kernel(ABC):

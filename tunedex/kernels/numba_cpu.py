@@ -6,6 +6,7 @@ and pitches, so that one specialisation serves contiguous and strided rows and t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,6 +25,16 @@ FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 #: Numba's thread pool takes one parallel region at a time.
 _POOL = threading.Lock()
+
+
+def _renew_pool_lock() -> None:
+    """In a forked child nobody is left to release the lock that another thread of the parent held."""
+    global _POOL
+    _POOL = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_pool_lock)
 
 #: The polynomial of 2^f over -1/2 <= f <= 1/2 whose largest relative error is least, constant first; it errs by 2e-9,
 #: and by 7e-8 evaluated in float32.

@@ -20,6 +20,7 @@ from typing import Any
 
 from tunedex.core.device import Device
 from tunedex.core.errors import DeviceError
+from tunedex.core.folders import cache_folder
 from tunedex.core.measurement import Resources
 from tunedex.kernels.base import CompileError
 
@@ -59,7 +60,7 @@ def compile_cubin(source: str, macros: Mapping[str, int | str], target: int) -> 
     digest = hashlib.sha256()
     for part in (text, *headers.values(), *options, ".".join(map(str, _version()))):
         digest.update(part.encode() + b"\0")
-    path = cache_folder() / f"{source}-{digest.hexdigest()[:32]}.cubin"
+    path = cache_folder() / "nvrtc" / f"{source}-{digest.hexdigest()[:32]}.cubin"
     kept = _read(path)
     if kept is not None:
         return kept
@@ -79,11 +80,6 @@ def compile_resources(source: str, macros: Mapping[str, int | str], device: Devi
     resources = resources_of_cubin(compile_cubin(source, macros, device.target))
     check_limits(resources, device)
     return resources
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: ``TUNEDEX_CACHE_DIR``, else ``~/.cache/tunedex``, and there ``nvrtc``."""
-    return Path(os.environ.get("TUNEDEX_CACHE_DIR") or Path("~/.cache/tunedex")).expanduser() / "nvrtc"
 
 
 class CudaKernel:

@@ -139,7 +139,7 @@ def check_limits(resources: Resources, device: Device) -> None:
     """
     needed = resources.shared_memory_bytes or 0
     if needed > device.shared_memory_bytes:
-        raise OverLimit("shared memory", needed, device.shared_memory_bytes)
+        raise OverLimit("bytes of shared memory", needed, device.shared_memory_bytes)
 
 
 def resources_of_cubin(cubin: bytes) -> Resources:

@@ -169,7 +169,8 @@ class DeviceSweep:
     def _ceilings(self, tasks: Sequence[Task]) -> Ceilings:
         """The device's ceilings in this environment, measured where the store does not have them all."""
         peaks = {task.kernel.cost(problem).peak for task in tasks for problem in task.problems}
-        peaks |= {"tf32"} if "float32" in peaks and self._device.kind == "cuda" else set()
+        if self._device.kind == "cuda":
+            peaks |= {faster for peak in peaks for faster in _faster(peak)}
         known = self._store.ceilings(self._device.key, self._environment.key)
         if known and peaks - {""} <= set(known.flops_s):
             return known
@@ -250,13 +251,12 @@ class _TaskRunner:
         finals = _newest_final(history)
         if fresh or not finals:
             finals = self._final(problem)
-        share = self._share(problem)
         rows = select(
             finals,
             [trial for trial in history if trial.stage is Stage.SEARCH],
             self._incumbent(problem),
             default=self._space(problem).default,
-            share=share,
+            share=lambda row: self._share(row, problem),
         )
         if rows:
             self._s._report.revision = self._s._store.publish(
@@ -279,7 +279,7 @@ class _TaskRunner:
             trials=len(searched),
             failures=dict(sorted(failures.items())),
             kernel_version=self._task.kernel.signature.version,
-            roofline_share=share(best.measurement.time_us) if best else None,
+            roofline_share=best.roofline_share if best else None,
         )
 
     def _final(self, problem: Problem) -> list[Trial]:
@@ -429,16 +429,17 @@ class _TaskRunner:
         return next(space for space in self._spaces if space.problem == problem)
 
     def _floor_us(self, problem: Problem) -> float:
-        share = self._share(problem)(1.0)
-        return share or 0.0
-
-    def _share(self, problem: Problem) -> Callable[[float], float | None]:
+        """The shortest time at the measured ceilings, whatever the compute precision."""
         cost = self._task.kernel.cost(problem)
+        shares = [self._ceilings.share(cost.flops, peak, cost.bytes, 1.0) for peak in {cost.peak, *_faster(cost.peak)}]
+        return min(filter(None, shares), default=0.0)
 
-        def share(time_us: float) -> float | None:
-            return self._ceilings.share(cost.flops, cost.peak, cost.bytes, time_us)
-
-        return share
+    def _share(self, row: Row, problem: Problem) -> float | None:
+        """The roofline share of ``row``, against the rate of the precision that it computes in."""
+        cost = self._task.kernel.cost(problem)
+        precision = str(row.config.values.get("precision", ""))
+        peak = precision if precision in _faster(cost.peak) else cost.peak
+        return self._ceilings.share(cost.flops, peak, cost.bytes, row.measurement.time_us)
 
     def _tell(self, done: int, total: int, phase: str) -> None:
         self._s._watch(Progress(str(self._task), done, total, self._best_us, phase))
@@ -449,6 +450,11 @@ def _per_item(trial: Trial) -> float | None:
     if isinstance(trial.outcome, Failure):
         return None
     return trial.outcome.time_us / max(1, trial.problem.batch)
+
+
+def _faster(peak: str) -> tuple[str, ...]:
+    """The compute precisions that products of this dtype may also run in."""
+    return ("tf32",) if peak == "float32" else ()
 
 
 def _newest_final(history: Sequence[Trial]) -> list[Trial]:

@@ -39,7 +39,7 @@ def _run(fault: str, operands: Tensors, outputs: Tensors) -> None:
     if fault == "memory":
         raise MemoryError("planted")
     if fault == "limit":
-        raise OverLimit("shared memory bytes", 200_000, 100_000)
+        raise OverLimit("bytes of shared memory", 200_000, 100_000)
     if fault != "unwritten":
         torch.mul(x, 2, out=out)
     if fault == "wrong_last":
