@@ -44,7 +44,9 @@ def choice(
     search: list[Trial] | None = None,
     default: Config | None = DEFAULT,
 ) -> list[Row]:
-    return select(finals, search or [], incumbent or [], default=default, share=lambda row: 5.0 / row.measurement.time_us)
+    return select(
+        finals, search or [], incumbent or [], default=default, share=lambda row: 5.0 / row.measurement.time_us
+    )
 
 
 def test_the_fastest_wins_when_it_beats_default_and_library_by_the_margin() -> None:

@@ -21,8 +21,9 @@ class Timing:
     #: Launches in one CUDA graph, so that one replay is long against its own overhead.
     graph_us: float = 2_000.0
     graph_max_launches: int = 64
-    #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one would time the host.
-    graph_below_us: float = 200.0
+    #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
+    #: making a launch's arguments takes up to some hundred microseconds.
+    graph_below_us: float = 2_000.0
     #: Times shorter than this share of the floor at the measured ceilings are not physical.
     physical_share: float = 0.3
 

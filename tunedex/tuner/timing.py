@@ -29,7 +29,7 @@ Sampler = Callable[[], float]
 _CACHES_ROTATED = 3
 
 #: The device is kept busy for this many times the host's launch, plus once.
-_LAUNCHES_COVERED = 1.5
+_LAUNCHES_COVERED = 3
 
 
 @dataclass(frozen=True)
