@@ -57,6 +57,23 @@ def test_equal_rows_make_no_new_revision(store: Store) -> None:
     assert store.counts() == before
 
 
+def test_the_rows_of_one_problem_are_those_of_the_snapshot(store: Store) -> None:
+    store.publish(DEVICE.key, {problem(1): [row(64), row(128, 11.0, rank=1)], problem(2): [row(32)]})
+    store.promote()
+    store.publish(DEVICE.key, {problem(1): [row(256), row(64, 11.0, rank=1)]})
+    store.publish(OTHER.key, {problem(1): [row(16)]})
+    store.rollback(1, DEVICE.key)
+    for device in (DEVICE.key, OTHER.key, "cpu-never_seen-4c-avx2"):
+        for channel in (CANDIDATE, "stable"):
+            rows = store.snapshot(device, channel=channel).rows
+            for asked in (problem(1), problem(2), problem(3)):
+                assert store.rows_of(device, asked.key, channel) == rows.get(asked.key, ())
+    assert [found.config.values["block"] for found in store.rows_of(DEVICE.key, problem(1).key)] == [64, 128]
+    assert [found.config.values["block"] for found in store.rows_of(DEVICE.key, problem(1).key, CANDIDATE)] == [256, 64]
+    with pytest.raises(BadInput, match="known are candidate, stable"):
+        store.rows_of(DEVICE.key, problem(1).key, "nightly")
+
+
 def test_only_the_problems_given_change(store: Store) -> None:
     store.publish(DEVICE.key, {problem(1): [row(64)], problem(2): [row(64)]})
     assert store.publish(DEVICE.key, {problem(2): [row(128)], problem(1): [row(64)]}) == 2

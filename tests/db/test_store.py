@@ -56,6 +56,22 @@ def test_a_trial_comes_back_as_it_was(store: Store) -> None:
     assert history(store) == [replace(full, id=number)]
 
 
+def test_trials_recorded_together_are_numbered_in_their_order(store: Store) -> None:
+    given = [trial(3, stage=Stage.FINAL), trial(1, of=problem(7)), trial(2, outcome=Failure(FailureKind.OOM))]
+    numbers = store.add_trials(given)
+    assert numbers == sorted(set(numbers))
+    found = {found.id: found for found in store.list_trials().items}
+    assert [replace(found[number], id=None, created_at=None) for number in numbers] == given
+    assert store.add_trials([]) == []
+
+
+@pytest.mark.parametrize("wrong", [replace(trial(2), device="unknown"), trial(2, measurement(float("nan")))])
+def test_of_trials_recorded_together_one_that_is_wrong_keeps_out_all(store: Store, wrong: Trial) -> None:
+    with pytest.raises((DatabaseError, BadInput)):
+        store.add_trials([trial(1), wrong, trial(3, of=problem(7))])
+    assert store.counts()["trials"] == store.counts()["problems"] == 0
+
+
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_a_failure_keeps_its_kind_and_detail(store: Store, kind: FailureKind) -> None:
     store.add_trial(trial(outcome=Failure(kind, "at [0, 7]: 3 instead of 5")))

@@ -101,6 +101,17 @@ def snapshot(session: Session, device: str, *, channel: str, revision: int | Non
     )
 
 
+def rows_of(session: Session, device: str, problem: str, channel: str) -> tuple[Row, ...]:
+    """The rows of one problem, by its key, that the channel offers for the device."""
+    revision = current_revision(session, device, channel)
+    found = session.scalars(
+        select(BestRow)
+        .where(BestRow.device_key == device, BestRow.problem_key == problem, valid_at(revision))
+        .order_by(BestRow.rank)
+    )
+    return tuple(row_of(best) for best in found)
+
+
 def current_revision(session: Session, device: str, channel: str) -> int:
     """The revision that the channel offers for the device; 0 where nothing was published for it."""
     check_channel(channel)

@@ -118,9 +118,10 @@ def end_sweep(session: Session, sweep: int, status: SweepStatus) -> None:
         raise BadInput(f"sweep {sweep} is unknown; `start_sweep` gives the number of one", field="sweep")
 
 
-def add_trial(session: Session, trial: Trial) -> int:
-    register_problems(session, [trial.problem])
-    return _new_id(session, insert(TrialRow).values(trial_columns(trial)), TrialRow.id)
+def add_trials(session: Session, trials: Sequence[Trial]) -> list[int]:
+    """Record ``trials`` and the problems among them that are new; the numbers grow in the order given."""
+    register_problems(session, [trial.problem for trial in trials])
+    return [_new_id(session, insert(TrialRow).values(trial_columns(trial)), TrialRow.id) for trial in trials]
 
 
 def trials_of(

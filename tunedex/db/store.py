@@ -154,8 +154,12 @@ class Store:
 
     def add_trial(self, trial: Trial) -> int:
         """Record ``trial``, and its problem where it is new, and give its number. It is kept once this returns."""
+        return self.add_trials([trial])[0]
+
+    def add_trials(self, trials: Sequence[Trial]) -> list[int]:
+        """Record ``trials`` in one transaction, all or none, and give their numbers in the same order."""
         with self._writing() as session:
-            return recording.add_trial(session, trial)
+            return recording.add_trials(session, trials)
 
     def trials_of(
         self, problem: str, *, device: str, environment: str, kernel_version: str, stage: Stage | None = None
@@ -226,6 +230,15 @@ class Store:
         """
         with self._reading() as session:
             return publishing.snapshot(session, device, channel=channel, revision=revision)
+
+    def rows_of(self, device: str, problem: str, channel: str = STABLE) -> tuple[Row, ...]:
+        """What ``channel`` offers ``device`` for the problem of that key, by rank; empty where it offers nothing.
+
+        Raises:
+            BadInput: there is no such channel.
+        """
+        with self._reading() as session:
+            return publishing.rows_of(session, device, problem, channel)
 
     def current_revision(self, device: str, channel: str = STABLE) -> int:
         """The revision that ``channel`` offers for ``device``; 0 where there is none. One indexed read."""
