@@ -115,6 +115,21 @@ class TestProblem:
         each = SIGNATURE.problem({"rows": 8, "cols": 16, "x_dtype": "float32", "weight_dtype": "bfloat16"})
         assert each.dtypes == {"x": "float32", "weight": "bfloat16"}
 
+    @pytest.mark.parametrize(
+        ("dtypes", "field", "found"),
+        [
+            ({"dtype": "bf16", "weight_dtype": "fp32"}, "weight_dtype", "x in bfloat16 and weight in float32"),
+            ({"dtype": "bf16", "x_dtype": "fp32"}, "dtype", "x in float32 and weight in bfloat16"),
+        ],
+    )
+    def test_operands_of_one_dtype(self, dtypes: dict[str, str], field: str, found: str) -> None:
+        signature = replace(SIGNATURE, same_dtype=("x", "weight"))
+        with pytest.raises(BadInput, match=f"^norm needs x and weight in one dtype, not {found}$") as caught:
+            signature.problem({"rows": 8, "cols": 16, **dtypes})
+        assert caught.value.field == field
+        alike = {"rows": 8, "cols": 16, "x_dtype": "bf16", "weight_dtype": "bfloat16"}
+        assert signature.problem(alike) == problem(dtype="bf16")
+
     def test_zero_is_a_size_with_nothing_to_compute(self) -> None:
         assert problem(rows=0).empty
         assert problem(batch=0).empty
@@ -178,13 +193,38 @@ class TestDefault:
         assert config is not None
         assert config.values == values
 
+    @pytest.mark.parametrize(("device", "block"), [(H200, 8), (RTX, 1)], ids=["sm90", "sm89"])
+    def test_a_rule_for_new_devices(self, device: Device, block: int) -> None:
+        newer = DefaultRule("cuda", {"implementation": "triton", "block": 8}, min_target=90)
+        config = replace(SIGNATURE, defaults=(newer, *SIGNATURE.defaults)).default(problem(rows=65), device)
+        assert config is not None
+        assert config.values == {"block": block}
+        assert newer.runs_on(device) is (block == 8)
+
     def test_none_for_a_device_that_no_rule_is_for(self) -> None:
         assert SIGNATURE.default(problem(), Device.from_key("name:Some_NPU")) is None
 
 
 class TestSignature:
-    def test_round_trip(self) -> None:
-        assert Signature.from_dict(json.loads(json.dumps(SIGNATURE.to_dict()))) == SIGNATURE
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {},
+            {"same_dtype": ("x", "weight")},
+            {"defaults": (DefaultRule("cpu", {"implementation": "a"}, min_target=90),)},
+        ],
+        ids=str,
+    )
+    def test_round_trip(self, change: dict[str, Any]) -> None:
+        signature = replace(SIGNATURE, **change)
+        assert Signature.from_dict(json.loads(json.dumps(signature.to_dict()))) == signature
+
+    def test_one_without_what_came_later_is_read(self) -> None:
+        data = SIGNATURE.to_dict()
+        del data["same_dtype"]
+        for rule in data["defaults"]:
+            del rule["min_target"]
+        assert Signature.from_dict(data) == SIGNATURE
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -202,6 +242,7 @@ class TestSignature:
             ({"layouts": ("diagonal",)}, "layout 'diagonal' is unknown"),
             ({"defaults": (DefaultRule("cpu", {"implementation": "library"}, {"depth": (1, 2)}),)}, "asks for depth"),
             ({"defaults": (DefaultRule("cpu", {"block": 1}),)}, "a default names no implementation"),
+            ({"same_dtype": ("x", "bias")}, "bias is to share a dtype and is no operand"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )

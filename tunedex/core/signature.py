@@ -58,11 +58,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class DefaultRule:
-    """``config`` is the default where every range holds and the device is of ``kind`` and large enough.
+    """``config`` is the default where every range holds and the device is of ``kind``, new and large enough.
 
     ``ranges`` maps a dimension to its inclusive bounds; ``dtypes``, where given, holds the dtypes that every operand
-    may have. The first rule that fits is used, so a list ends with a rule of no range, no dtype and no limit for
-    each kind of device.
+    may have; ``min_target`` is the least compute capability, as `Device.target` spells it. The first rule that fits
+    is used, so a list ends with a rule of no range, no dtype and no limit for each kind of device.
     """
 
     kind: str
@@ -70,11 +70,19 @@ class DefaultRule:
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     min_shared_memory_bytes: int = 0
     dtypes: tuple[str, ...] = ()
+    min_target: int = 0
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether ``device`` is one that the rule is for, whatever the problem."""
+        return (
+            device.kind == self.kind
+            and device.target >= self.min_target
+            and device.shared_memory_bytes >= self.min_shared_memory_bytes
+        )
 
     def fits(self, problem: Problem, device: Device) -> bool:
         return (
-            device.kind == self.kind
-            and device.shared_memory_bytes >= self.min_shared_memory_bytes
+            self.runs_on(device)
             and (not self.dtypes or set(problem.dtypes.values()) <= set(self.dtypes))
             and all(low <= problem.dims[name] <= high for name, (low, high) in self.ranges.items())
         )
@@ -82,7 +90,8 @@ class DefaultRule:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's name, version and formula, and the problems that it takes."""
+    """A kernel's name, version and formula, and the problems that it takes. The operands named in ``same_dtype`` have
+    one dtype in every problem."""
 
     kernel: str
     version: str
@@ -92,6 +101,7 @@ class Signature:
     attributes: tuple[Attribute, ...] = ()
     layouts: tuple[str, ...] = ("contiguous", "strided")
     defaults: tuple[DefaultRule, ...] = ()
+    same_dtype: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself.
@@ -120,6 +130,8 @@ class Signature:
             yield "it reads no operand"
         for operand in self.operands:
             yield from (f"{operand.name} takes {d}, which is no dtype" for d in operand.dtypes if d not in DTYPES)
+        operands = {operand.name for operand in self.operands}
+        yield from (f"{n} is to share a dtype and is no operand" for n in self.same_dtype if n not in operands)
         yield from (f"layout {layout!r} is unknown" for layout in self.layouts if layout not in LAYOUTS)
         sizes = {dimension.name for dimension in self.dimensions}
         for rule in self.defaults:
@@ -199,6 +211,13 @@ class Signature:
                     field=field_name,
                 )
             dtypes[operand.name] = name
+        for other in self.same_dtype[1:]:
+            if dtypes[other] != dtypes[first := self.same_dtype[0]]:
+                raise BadInput(
+                    f"{self.kernel} needs {_listed(self.same_dtype)} in one dtype, "
+                    f"not {first} in {dtypes[first]} and {other} in {dtypes[other]}",
+                    field=f"{other}_dtype" if f"{other}_dtype" in parameters else "dtype",
+                )
         return dtypes
 
     def _spoken(self) -> list[str]:
@@ -222,9 +241,11 @@ class Signature:
                     "ranges": {name: list(bounds) for name, bounds in r.ranges.items()},
                     "min_shared_memory_bytes": r.min_shared_memory_bytes,
                     "dtypes": list(r.dtypes),
+                    "min_target": r.min_target,
                 }
                 for r in self.defaults
             ],
+            "same_dtype": list(self.same_dtype),
         }
 
     @classmethod
@@ -244,10 +265,17 @@ class Signature:
                     {name: (low, high) for name, (low, high) in r["ranges"].items()},
                     r["min_shared_memory_bytes"],
                     tuple(r["dtypes"]),
+                    r.get("min_target", 0),
                 )
                 for r in data["defaults"]
             ),
+            same_dtype=tuple(data.get("same_dtype", ())),
         )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """``names`` as a sentence lists them."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def whole_number(name: str, value: Any) -> int:
