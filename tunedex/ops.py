@@ -30,10 +30,9 @@ from tunedex.core.problem import Problem
 from tunedex.core.snapshot import Snapshot
 from tunedex.kernels.base import Kernel, Launch, Tensors
 from tunedex.kernels.registry import get_kernel
+from tunedex.kernels.rows import EPS
 
 log = logging.getLogger("tunedex.ops")
-
-EPS = 1e-5
 
 #: Bound calls are dropped all together when there are this many: a process has far fewer shapes at a time.
 _MOST_PLANS = 4096

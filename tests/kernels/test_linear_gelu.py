@@ -13,7 +13,7 @@ from tunedex.core import host
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput
-from tunedex.core.problem import Problem
+from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.kernels.base import InputSource, OverLimit
 from tunedex.kernels.linear_gelu import KERNEL
 from tunedex.tuner.space import Space
@@ -214,7 +214,7 @@ def test_descriptors_need_rows_of_16_bytes(more: dict[str, int]) -> None:
 
 def test_turing_is_left_to_the_library() -> None:
     space = Space.of(KERNEL, problem(FLUX, "float16"), GPUS[75])
-    assert "compute capability 8.0" in space.refused["triton"]
+    assert space.refused["triton"] == "needs compute capability 8.0, this is 7.5"
     assert {config.implementation for config in space} == {"library"}
 
 
@@ -229,6 +229,9 @@ class TestProblemOf:
         ):
             operands = KERNEL.operands(asked, InputSource(0, "cpu"))
             assert KERNEL.problem_of(operands, asked.attributes) == asked
+            if asked.alignment < ALIGNMENT_BYTES:
+                addresses = {tensor.data_ptr() % ALIGNMENT_BYTES for tensor in operands.values()}
+                assert addresses == {asked.alignment}
 
     def test_two_dimensions_are_one_item(self) -> None:
         operands = {"x": torch.zeros(4, 8), "weight": torch.zeros(16, 8), "bias": torch.zeros(16)}

@@ -13,7 +13,7 @@ import pytest
 from tunedex.core import host
 from tunedex.core.canonical import canonical_json
 from tunedex.core.device import Device
-from tunedex.core.errors import CannotRun, UnknownKernel
+from tunedex.core.errors import BadInput, CannotRun, UnknownKernel
 from tunedex.core.signature import Signature
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, builtin_kernels, get_kernel
@@ -51,6 +51,19 @@ def test_an_unknown_kernel_is_told_with_those_that_are_known() -> None:
     with pytest.raises(UnknownKernel, match=r"kernel 'sofmax' is unknown; known are .*softmax") as caught:
         get_kernel("sofmax")
     assert caught.value.field == "kernel"
+
+
+@pytest.mark.parametrize("name", ["layernorm_gelu_residual", "linear_gelu"])
+def test_operands_of_different_dtypes_are_refused(name: str) -> None:
+    signature = get_kernel(name).signature
+    dims = {dimension.name: 8 for dimension in signature.dimensions}
+    for operand in signature.operands[1:]:
+        with pytest.raises(
+            BadInput, match=rf"^{name} needs x, .* in one dtype, not x in bfloat16 and {operand.name} in"
+        ):
+            signature.problem({**dims, "dtype": "bfloat16", f"{operand.name}_dtype": "float32"})
+    each = {f"{operand.name}_dtype": "bfloat16" for operand in signature.operands}
+    assert signature.problem({**dims, **each}) == signature.problem({**dims, "dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize("name", ["layernorm_gelu_residual", "softmax", "linear_gelu"])

@@ -18,7 +18,9 @@ from tunedex.kernels.base import InputSource
 from tunedex.tuner.space import Space
 
 NAMES = ("layernorm_gelu_residual", "softmax")
+TURING = Device.from_key("nvidia-sm75-40sm-l2_4m-smem_64k-mem_15g")
 KEYS = (
+    TURING.key,
     "nvidia-sm80-108sm-l2_40m-smem_163k-mem_80g",
     "nvidia-sm86-84sm-l2_6m-smem_99k-mem_24g",
     "nvidia-sm89-128sm-l2_72m-smem_99k-mem_24g",
@@ -164,10 +166,16 @@ def test_rows_that_no_block_holds_are_left_to_the_library(name: str) -> None:
     assert space.default == space.library[0]
 
 
-def test_mixed_dtypes_are_taken_by_no_implementation() -> None:
-    kernel = get_kernel("layernorm_gelu_residual")
-    problem = kernel.signature.problem({"rows": 4, "cols": 8, "dtype": "float16", "weight_dtype": "float32"})
-    assert len(Space.of(kernel, problem, H200)) == 0
+@pytest.mark.parametrize("name", NAMES)
+def test_turing_is_left_to_the_library(name: str) -> None:
+    kernel = get_kernel(name)
+    problem = kernel.signature.problem({"rows": 1000, "cols": 3840, "dtype": "float16"})
+    space = Space.of(kernel, problem, TURING)
+    assert [config.implementation for config in space] == ["library"]
+    assert space.refused["triton"] == space.refused["cuda"] == "needs compute capability 8.0, this is 7.5"
+    assert space.default == space.library[0]
+    ampere = Device.from_key(KEYS[1])
+    assert {config.implementation for config in Space.of(kernel, problem, ampere)} == {"triton", "cuda", "library"}
 
 
 def test_accesses_are_as_wide_as_the_tensors_allow() -> None:

@@ -27,6 +27,17 @@ Tensors = Mapping[str, "torch.Tensor"]
 #: Runs a bound config: reads the operands, writes the whole of every output, returns nothing, does not synchronise.
 Launch = Callable[[Tensors, Tensors], None]
 
+#: The least compute capability that the GPU kernels are for, 8.0: Triton promises no less (it compiles for 7.5, but
+#: leaves the tensor cores idle), and the CUDA C++ rounds to bfloat16 with instructions that came with it.
+LEAST_TARGET = 80
+
+
+def too_old(device: Device) -> str | None:
+    """Why GPU kernels do not run on ``device``, if it is of a compute capability below `LEAST_TARGET`; else None."""
+    if device.target >= LEAST_TARGET:
+        return None
+    return f"needs compute capability {LEAST_TARGET / 10}, this is {device.target / 10}"
+
 
 @dataclass(frozen=True)
 class Tunable:
@@ -49,7 +60,7 @@ class Constraint:
 class Cost:
     """The least work of a problem: floating-point operations, and bytes with each input read and output written once.
 
-    ``peak`` names the unit that does the operations, as `Ceilings` of the tuner measures it: a dtype for matrix
+    ``peak`` names the unit that does the operations, as the device's measured ceilings name it: a dtype for matrix
     products (``bfloat16``, ``float32``, ``tf32``), or "" where only the bytes count.
     """
 
@@ -133,7 +144,7 @@ class Kernel(ABC):
 
     signature: ClassVar[Signature]
     implementations: ClassVar[tuple[Implementation, ...]]
-    #: Which card dimensions apply, and why the others do not: ``{"streams": "...", "precision": "..."}``.
+    #: Which tuning dimensions apply, and why the others do not: ``{"streams": "...", "precision": "..."}``.
     dimensions_notes: ClassVar[Mapping[str, str]] = {}
 
     @property

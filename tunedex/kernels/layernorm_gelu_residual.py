@@ -36,14 +36,14 @@ from tunedex.kernels.base import (
 )
 from tunedex.kernels.gelu import FORMS, fitted, gelu_exact, gelu_fitted
 from tunedex.kernels.jit import jit, tl
-from tunedex.kernels.layernorm_gelu_residual_numba import EPS, NumbaNorm
+from tunedex.kernels.layernorm_gelu_residual_numba import NumbaNorm
 from tunedex.kernels.nvrtc import FLOAT, INT64, POINTER, current_stream
 from tunedex.kernels.rows import (
+    EPS,
     ROW_DIMENSIONS,
     ROW_DTYPES,
     cpu_default_rules,
     item_bytes,
-    mixed,
     pitches,
     row_operand,
     row_parameters,
@@ -65,6 +65,7 @@ from tunedex.kernels.version import version_of
 if TYPE_CHECKING:
     import torch
 
+_OPERANDS = ("x", "weight", "bias", "residual")
 _GELU_MATH = ("exact", "fitted")
 
 
@@ -216,18 +217,11 @@ def _rows(
 class TritonNorm(TritonRows):
     most_elements: ClassVar[int] = 64
 
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
-        return (
-            *super().tunables(problem, device),
-            Tunable("gelu_math", _GELU_MATH, "GELU by the compiler's erf or exp, or as one fitted exponential"),
-        )
+    def choices(self, problem: Problem) -> Sequence[Tunable]:
+        return (Tunable("gelu_math", _GELU_MATH, "GELU by the compiler's erf or exp, or as one fitted exponential"),)
 
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        plain = Constraint(
-            "the exact GELU goes with one program a tile and no hint to the caches",
-            lambda v: v["gelu_math"] == "fitted" or not (v["programs"] or v["evict_first"]),
-        )
-        return (*super().constraints(problem, device), plain)
+    def choice_constraints(self) -> Sequence[Constraint]:
+        return (self.plain_with("the exact GELU", lambda v: v["gelu_math"] == "fitted"),)
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Resources:
         from tunedex.kernels.offline import MockTensor, compile_triton
@@ -327,9 +321,6 @@ class LibraryNorm(Implementation):
     name: ClassVar[str] = "library"
     kinds: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
 
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        return mixed(problem)
-
     def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
         return ()
 
@@ -366,6 +357,7 @@ class LayerNormGeluResidual(Kernel):
                     "gelu.py",
                     "numba_cpu.py",
                     "rows.py",
+                    "rows_gpu.py",
                     "rows_triton.py",
                     "rows_cuda.py",
                     "cuda/rows.cuh",
@@ -375,9 +367,10 @@ class LayerNormGeluResidual(Kernel):
         ),
         formula="out = gelu(layernorm(x) * weight + bias) + residual",
         dimensions=ROW_DIMENSIONS,
-        operands=tuple(Operand(name, ROW_DTYPES) for name in ("x", "weight", "bias", "residual")),
+        operands=tuple(Operand(name, ROW_DTYPES) for name in _OPERANDS),
         attributes=(Attribute("gelu", FORMS, "erf"),),
         defaults=(*default_rules(gelu_math="fitted"), *cpu_default_rules(gelu_math="fitted")),
+        same_dtype=_OPERANDS,
     )
     implementations: ClassVar[tuple[Implementation, ...]] = (TritonNorm(), CudaNorm(), NumbaNorm(), LibraryNorm())
     dimensions_notes: ClassVar[Mapping[str, str]] = {

@@ -8,50 +8,23 @@ reading the output's lines from memory before they are overwritten.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import ClassVar
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable
+from tunedex.kernels.base import Launch, Tensors, Tunable
 from tunedex.kernels.gelu import fitted
-from tunedex.kernels.numba_cpu import (
-    FAST_MATH,
-    missing_numba,
-    primitives,
-    row_constraints,
-    row_tunables,
-    run_parallel,
-    takes_float32,
-)
-from tunedex.kernels.rows import pitches, shape
-
-#: What is added to the variance, where the caller says nothing.
-EPS = 1e-5
+from tunedex.kernels.numba_cpu import FAST_MATH, NumbaRows, primitives, run_parallel
+from tunedex.kernels.rows import EPS, pitches, shape
 
 
-class NumbaNorm(Implementation):
-    """float32 on the CPU's cores."""
-
-    name: ClassVar[str] = "numba"
-    kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
-
-    def missing(self) -> str | None:
-        return missing_numba()
-
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        return takes_float32(problem)
-
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
-        choice = Tunable(
-            "gelu_math", ("exact", "fitted"), "GELU by the C library's erf or exp, or as one fitted exponential"
-        )
-        return row_tunables(problem, device, choice)
-
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        return row_constraints("gelu_math")
+class NumbaNorm(NumbaRows):
+    math: ClassVar[Tunable] = Tunable(
+        "gelu_math", ("exact", "fitted"), "GELU by the C library's erf or exp, or as one fitted exponential"
+    )
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
         values = config.values

@@ -21,6 +21,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.signature import BATCH, Attribute, DefaultRule, Dimension, Operand, Signature
 from tunedex.kernels.base import (
+    LEAST_TARGET,
     Cost,
     Implementation,
     InputSource,
@@ -32,9 +33,9 @@ from tunedex.kernels.base import (
     Tunable,
 )
 from tunedex.kernels.linear_gelu_numba import NumbaLinear
-from tunedex.kernels.linear_gelu_triton import FEW_ROWS, TritonLinear, wide_pitch
+from tunedex.kernels.linear_gelu_triton import FEW_ROWS, TritonLinear
 from tunedex.kernels.precision import matmul_precision
-from tunedex.kernels.rows import item_bytes, mixed, placed
+from tunedex.kernels.rows import item_bytes, offset, placed, vector_operand, wide_pitch
 from tunedex.kernels.version import version_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ _CODE = tuple(
     )
 )
 
+_OPERANDS = ("x", "weight", "bias")
 _HALVES = ("float16", "bfloat16")
 _TRITON_DEFAULT: dict[str, Value] = {
     "implementation": "triton",
@@ -86,7 +88,7 @@ SIGNATURE = Signature(
     version=version_of(*_CODE),
     formula="out = gelu(x @ weight^T + bias)",
     dimensions=(BATCH, Dimension("m"), Dimension("n", "exact"), Dimension("k", "exact")),
-    operands=tuple(Operand(name, DTYPE_NAMES) for name in ("x", "weight", "bias")),
+    operands=tuple(Operand(name, DTYPE_NAMES) for name in _OPERANDS),
     attributes=(Attribute("gelu", ("tanh", "erf"), "tanh"),),
     layouts=("contiguous", "strided"),
     defaults=(
@@ -96,18 +98,21 @@ SIGNATURE = Signature(
             {"batch": (1, 1), "m": (1, FEW_ROWS)},
             DEFAULT_SHARED_MEMORY_BYTES,
             _HALVES,
+            LEAST_TARGET,
         ),
         DefaultRule(
             "cuda",
             _TRITON_DEFAULT,
             min_shared_memory_bytes=DEFAULT_SHARED_MEMORY_BYTES,
             dtypes=_HALVES,
+            min_target=LEAST_TARGET,
         ),
         # float32 too: without tensor cores the library is twice as fast as any tile of ours.
         DefaultRule("cuda", _LIBRARY_DEFAULT),
         DefaultRule("cpu", _NUMBA_DEFAULT, dtypes=("float32",)),
         DefaultRule("cpu", _LIBRARY_DEFAULT),
     ),
+    same_dtype=_OPERANDS,
 )
 
 
@@ -119,9 +124,6 @@ class LibraryLinear(Implementation):
 
     def missing(self) -> str | None:
         return None if find_spec("torch") else "torch is not installed"
-
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        return mixed(problem)
 
     def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
         # The fused call knows one form of GELU a device: cuBLASLt's epilogue the tanh form, the CPU's the erf form.
@@ -186,11 +188,9 @@ class LinearGelu(Kernel):
             "x": source.normal((problem.batch, problem.dims["m"], k), problem.dtype),
             "weight": source.normal((1, n, k), problem.dtype, scale=1 / math.sqrt(k), outliers=False),
         }
-        pitch = wide_pitch(problem) if problem.layout == "strided" or source.strided else k
-        # One step off an aligned address has exactly the alignment of the step.
-        offset = problem.alignment // item_bytes(problem) if problem.alignment < ALIGNMENT_BYTES else 0
-        x, weight = (placed(tensor, pitch, offset) for tensor in values.values())
-        bias = source.normal((n,), problem.dtype, scale=0.1, outliers=False)
+        pitch = wide_pitch(problem, k) if problem.layout == "strided" or source.strided else k
+        x, weight = (placed(tensor, pitch, offset(problem)) for tensor in values.values())
+        bias = vector_operand(problem, source.normal((n,), problem.dtype, scale=0.1, outliers=False))
         return {"x": x, "weight": weight[0], "bias": bias}
 
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Implementation, Launch, Tensors, Tunable
+from tunedex.kernels.base import Launch, Tensors, Tunable
 from tunedex.kernels.gelu import fitted
-from tunedex.kernels.numba_cpu import missing_numba, primitives, run_parallel, takes_float32
+from tunedex.kernels.numba_cpu import NumbaImplementation, primitives, run_parallel
 
 if TYPE_CHECKING:
     import torch
@@ -26,18 +26,7 @@ if TYPE_CHECKING:
 MICRO_KERNELS = ("1x8", "2x8", "4x4")
 
 
-class NumbaLinear(Implementation):
-    """float32 on the CPU's cores."""
-
-    name: ClassVar[str] = "numba"
-    kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
-
-    def missing(self) -> str | None:
-        return missing_numba()
-
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        return takes_float32(problem)
-
+class NumbaLinear(NumbaImplementation):
     def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
         rows = problem.batch * problem.dims["m"]
         return (

@@ -16,11 +16,11 @@ from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
-from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable
+from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable, too_old
 from tunedex.kernels.gelu import gelu_exact
 from tunedex.kernels.jit import jit, tl
 from tunedex.kernels.offline import WARP_SIZE, MockTensor, compile_triton
-from tunedex.kernels.rows import item_bytes, mixed
+from tunedex.kernels.rows import item_bytes, wide_pitch
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,7 @@ class TritonLinear(Implementation):
         return "triton is not installed" if tl is None else None
 
     def takes(self, problem: Problem, device: Device) -> str | None:
-        if reason := mixed(problem):
-            return reason
-        return None if device.target >= 80 else f"needs compute capability 8.0, this is {device.target / 10}"
+        return too_old(device)
 
     def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
         wide = problem.dtype == "float32"
@@ -112,9 +110,10 @@ class TritonLinear(Implementation):
         rows, n, k = problem.batch * problem.dims["m"], problem.dims["n"], problem.dims["k"]
         aligned = problem.alignment == ALIGNMENT_BYTES
         # A strided problem does not say its pitch; one of another divisibility by 16 compiles anew when launched.
-        pitch = wide_pitch(problem) if problem.layout == "strided" else k
+        pitch = wide_pitch(problem, k) if problem.layout == "strided" else k
         x, weight = (MockTensor(problem.dtype, aligned=aligned, shape=(height, k), pitch=pitch) for height in (rows, n))
-        bias, out = MockTensor(problem.dtype, shape=(n,)), MockTensor(problem.dtype, shape=(rows, n))
+        bias = MockTensor(problem.dtype, aligned=aligned, shape=(n,))
+        out = MockTensor(problem.dtype, shape=(rows, n))
         plan = _plan(problem, config, device)
         arguments = plan.arguments(x, weight, bias, out)
         return compile_triton(device, plan.function, *arguments, grid=plan.grid, **plan.meta)
@@ -129,12 +128,6 @@ class TritonLinear(Implementation):
             function(*plan.arguments(x, operands["weight"], operands["bias"], out), **meta)
 
         return launch
-
-
-def wide_pitch(problem: Problem) -> int:
-    """A row pitch of x and weight, in elements, for a strided problem: wider than k, of the problem's alignment."""
-    step = max(1, problem.alignment // item_bytes(problem))
-    return (problem.dims["k"] // step + 2) * step
 
 
 def _variants(problem: Problem, device: Device) -> tuple[str, ...]:

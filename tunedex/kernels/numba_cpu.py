@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Constraint, Tunable
-from tunedex.kernels.rows import mixed, shape
+from tunedex.kernels.base import Constraint, Implementation, Tunable
+from tunedex.kernels.rows import shape
 
 #: What LLVM may change: order and fuse sums, but still honour infinities and NaN. It is no choice: sums in order use
 #: no vector lanes, and lose so much in long rows that softmax with outliers is refused.
@@ -54,9 +54,47 @@ _LINE_BYTES = 64
 _STREAM_LANES = _LINE_BYTES // 4
 
 
-def missing_numba() -> str | None:
-    """What is not installed here; None where numba is."""
-    return None if find_spec("numba") else "numba is not installed"
+class NumbaImplementation(Implementation):
+    """A kernel of float32 on the CPU's cores."""
+
+    name: ClassVar[str] = "numba"
+    kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
+
+    def missing(self) -> str | None:
+        return None if find_spec("numba") else "numba is not installed"
+
+    def takes(self, problem: Problem, device: Device) -> str | None:
+        return None if problem.dtype == "float32" else f"computes float32, not {problem.dtype}"
+
+
+class NumbaRows(NumbaImplementation):
+    """A row kernel. Tasks and threads are arguments, everything else compiles anew."""
+
+    #: The tunable that chooses between the C library's function (``exact``) and a ``fitted`` one.
+    math: ClassVar[Tunable]
+
+    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+        batch, rows, _ = shape(problem)
+        tasks = tuple(count for count in ROWS_PER_TASK if count == 1 or count <= batch * rows)
+        cores = device.multiprocessors
+        threads = (0, 1) if cores < 4 else (0, 1, cores // 2)
+        return (
+            self.math,
+            Tunable("stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"),
+            Tunable("prefetch", (False, True), "ask for what a later pass reads before the first pass begins"),
+            Tunable("rows_per_task", tasks, "rows of one task"),
+            Tunable("threads", threads, "threads that share the tasks; 0 for one a core"),
+        )
+
+    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
+        """What keeps the specialisations few: memory matters only once the arithmetic is vectorised."""
+        name = self.math.name
+        return (
+            Constraint(
+                f"streaming stores and prefetch go with {name}=fitted",
+                lambda v: v[name] == "fitted" or (v["stores"] == "cached" and not v["prefetch"]),
+            ),
+        )
 
 
 def run_parallel(kernel: Callable[..., None], threads: int, arguments: Sequence[Any]) -> None:
@@ -183,34 +221,3 @@ def primitives() -> SimpleNamespace:
             prefetch_line(address + offset)
 
     return SimpleNamespace(floats=floats, exp2=exp2, maximum=maximum, stream=stream, flush=flush, prefetch=prefetch)
-
-
-def takes_float32(problem: Problem) -> str | None:
-    """Why a problem is not for a float32 kernel; None where it is."""
-    return mixed(problem) or (None if problem.dtype == "float32" else f"computes float32, not {problem.dtype}")
-
-
-def row_tunables(problem: Problem, device: Device, math: Tunable) -> tuple[Tunable, ...]:
-    """The tunables of a row kernel; ``math`` chooses between the library's function and a fitted one. Tasks and
-    threads are arguments, everything else compiles anew."""
-    batch, rows, _ = shape(problem)
-    cores = device.multiprocessors
-    return (
-        math,
-        Tunable("stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"),
-        Tunable("prefetch", (False, True), "ask for what a later pass reads before the first pass begins"),
-        Tunable("rows_per_task", tuple(n for n in ROWS_PER_TASK if n == 1 or n <= batch * rows), "rows of one task"),
-        Tunable(
-            "threads", (0, 1) if cores < 4 else (0, 1, cores // 2), "threads that share the tasks; 0 for one a core"
-        ),
-    )
-
-
-def row_constraints(math: str) -> tuple[Constraint, ...]:
-    """What keeps the specialisations few: memory matters only once the arithmetic is vectorised."""
-    return (
-        Constraint(
-            f"streaming stores and prefetch go with {math}=fitted",
-            lambda values: values[math] == "fitted" or (values["stores"] == "cached" and not values["prefetch"]),
-        ),
-    )

@@ -26,9 +26,6 @@ from tunedex.kernels.base import CompileError
 
 SOURCES = Path(__file__).with_name("cuda")
 
-#: The sources round to bfloat16 and float16 with instructions that came with Ampere.
-LEAST_TARGET = 80
-
 #: The types that a kernel's parameters have.
 POINTER, INT64, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

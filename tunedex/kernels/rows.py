@@ -24,6 +24,9 @@ ROW_DTYPES = ("float32", "float16", "bfloat16")
 #: The longest row that one block keeps in its registers.
 LONGEST_ROW = 32768
 
+#: What a layer norm adds to the variance, where the caller says nothing.
+EPS = 1e-5
+
 #: The most blocks that a launch has.
 MAX_GRID = 2**31 - 1
 
@@ -37,11 +40,6 @@ def shape(problem: Problem) -> tuple[int, int, int]:
 
 def item_bytes(problem: Problem) -> int:
     return DTYPES[problem.dtype].bytes
-
-
-def mixed(problem: Problem) -> str | None:
-    """Why a problem whose operands differ in dtype is not run; None where all are alike."""
-    return None if len(set(problem.dtypes.values())) == 1 else "the operands differ in dtype"
 
 
 def input_lanes(problem: Problem) -> int:
@@ -114,19 +112,24 @@ def row_operand(problem: Problem, source: InputSource, *, outliers: bool = True)
     ``source`` and ``outliers`` decide about outliers."""
     cols = problem.dims["cols"]
     values = source.normal(shape(problem), problem.dtype, outliers=outliers)
-    step = max(1, problem.alignment // item_bytes(problem))
-    pitch = cols
-    if problem.layout == "strided" or source.strided:
-        pitch = (cols // step + 2) * step
-    return placed(values, pitch, step if problem.alignment < ALIGNMENT_BYTES else 0)
+    strided = problem.layout == "strided" or source.strided
+    return placed(values, wide_pitch(problem, cols) if strided else cols, offset(problem))
 
 
 def vector_operand(problem: Problem, values: torch.Tensor) -> torch.Tensor:
     """``values`` of ``[cols]`` at an address of exactly the problem's alignment class."""
-    if problem.alignment == ALIGNMENT_BYTES:
-        return values
-    offset = max(1, problem.alignment // item_bytes(problem))
-    return placed(values[None, None], values.numel(), offset)[0, 0]
+    return placed(values[None, None], values.numel(), offset(problem))[0, 0]
+
+
+def wide_pitch(problem: Problem, cols: int) -> int:
+    """A row pitch in elements for rows of ``cols`` in a strided problem: wider, and of the problem's alignment."""
+    step = _step(problem)
+    return (cols // step + 2) * step
+
+
+def offset(problem: Problem) -> int:
+    """The element of an aligned buffer whose address has exactly the problem's alignment class."""
+    return _step(problem) if problem.alignment < ALIGNMENT_BYTES else 0
 
 
 def placed(values: torch.Tensor, pitch: int, offset: int) -> torch.Tensor:
@@ -152,6 +155,11 @@ def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
         **more,
     }
     return (DefaultRule("cpu", config, dtypes=("float32",)), DefaultRule("cpu", {"implementation": "library"}))
+
+
+def _step(problem: Problem) -> int:
+    """The problem's alignment in elements."""
+    return max(1, problem.alignment // item_bytes(problem))
 
 
 def _used_pitches(tensor: torch.Tensor) -> list[int]:

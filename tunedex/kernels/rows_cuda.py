@@ -9,9 +9,10 @@ from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Constraint, Implementation, Tunable
-from tunedex.kernels.nvrtc import LEAST_TARGET, CudaKernel, compile_resources, missing_nvrtc
-from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, mixed, output_lanes, shape
+from tunedex.kernels.base import Constraint, Tunable
+from tunedex.kernels.nvrtc import CudaKernel, compile_resources, missing_nvrtc
+from tunedex.kernels.rows import MAX_GRID, WARP, input_lanes, item_bytes, output_lanes, shape
+from tunedex.kernels.rows_gpu import GpuRows
 
 #: Threads per row: a warp, and what divides common widths with little left over.
 LANES = (32, 64, 96, 128, 160, 192, 256, 320, 384, 480, 512, 768, 1024)
@@ -26,27 +27,20 @@ MOST_ROOM = 1.15
 FEWEST_WARPS, MOST_WARPS = 8, 64
 
 
-class CudaRows(Implementation):
+class CudaRows(GpuRows):
     """A row kernel in CUDA C++. Subclasses name the source, the parameters and what a thread may hold, and launch."""
 
     name: ClassVar[str] = "cuda"
-    kinds: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    walking: ClassVar[str] = "blocks"
+    hint: ClassVar[str] = "streaming"
 
     source: ClassVar[str]
     types: ClassVar[tuple[type, ...]]
-    #: The most elements of one operand that a thread holds.
-    most_elements: ClassVar[int]
 
     def missing(self) -> str | None:
         return missing_nvrtc()
 
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        if device.target < LEAST_TARGET:
-            return f"needs compute capability 8.0, not {device.target / 10}"
-        cols = problem.dims["cols"]
-        return mixed(problem) or (f"keeps rows of at most {LONGEST_ROW} in registers" if cols > LONGEST_ROW else None)
-
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+    def cuts(self, problem: Problem) -> Sequence[Tunable]:
         return (
             Tunable("lanes", LANES, "threads of one row: a warp, or a block's share with a barrier for each reduction"),
             Tunable("rows", ROWS, "rows of one block"),
@@ -55,7 +49,7 @@ class CudaRows(Implementation):
             Tunable("streaming", (False, True), "mark what is read and written once as the first to leave the caches"),
         )
 
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
+    def cut_constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
         batch, rows, cols = shape(problem)
         widest = min(input_lanes(problem), output_lanes(problem), 16 // item_bytes(problem))
 

@@ -15,8 +15,9 @@ from tunedex.core.config import Value
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
 from tunedex.core.signature import DefaultRule
-from tunedex.kernels.base import Constraint, Implementation, Tunable
-from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, mixed, pitches, shape
+from tunedex.kernels.base import LEAST_TARGET, Constraint, Tunable
+from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, pitches, shape
+from tunedex.kernels.rows_gpu import GpuRows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 WARPS = (1, 2, 4, 8, 16, 32)
@@ -41,23 +42,17 @@ def chunks(cols: int, chunk: int) -> int:
     return -(-cols // chunk)
 
 
-class TritonRows(Implementation):
+class TritonRows(GpuRows):
     """A row kernel in Triton. Subclasses say how many elements a thread may hold, and launch."""
 
     name: ClassVar[str] = "triton"
-    kinds: ClassVar[frozenset[str]] = frozenset({"cuda"})
-
-    #: The most elements of one operand that a thread holds.
-    most_elements: ClassVar[int]
+    walking: ClassVar[str] = "programs"
+    hint: ClassVar[str] = "evict_first"
 
     def missing(self) -> str | None:
         return None if find_spec("triton") else "triton is not installed"
 
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        cols = problem.dims["cols"]
-        return mixed(problem) or (f"keeps rows of at most {LONGEST_ROW} in registers" if cols > LONGEST_ROW else None)
-
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+    def cuts(self, problem: Problem) -> Sequence[Tunable]:
         _, _, cols = shape(problem)
         cover = covering(cols)
         widths = tuple(chunk for chunk in CHUNKS if chunk < cover)
@@ -72,7 +67,7 @@ class TritonRows(Implementation):
             ),
         )
 
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
+    def cut_constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
         batch, rows, cols = shape(problem)
         cover = covering(cols)
         lanes = 16 // item_bytes(problem)
@@ -160,7 +155,7 @@ def compile_pitches(problem: Problem) -> tuple[int, int]:
 
 def default_rules(**more: Value) -> tuple[DefaultRule, ...]:
     """One rule for every power of two that a row is padded to: a simple cut that is sound for all row counts, dtypes
-    and devices. ``more`` are the kernel's own tunables."""
+    and devices that Triton is for; else the library. ``more`` are the kernel's own tunables."""
     rules = []
     width = SMALLEST_CHUNK
     while width <= LONGEST_ROW:
@@ -176,7 +171,7 @@ def default_rules(**more: Value) -> tuple[DefaultRule, ...]:
             **more,
         }
         low = 0 if width == SMALLEST_CHUNK else width // 2 + 1
-        rules.append(DefaultRule("cuda", config, {"cols": (low, width)}))
+        rules.append(DefaultRule("cuda", config, {"cols": (low, width)}, min_target=LEAST_TARGET))
         width *= 2
     rules.append(DefaultRule("cuda", {"implementation": "library"}))
     return tuple(rules)

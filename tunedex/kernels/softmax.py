@@ -44,6 +44,7 @@ from tunedex.kernels.rows import (
     shape,
 )
 from tunedex.kernels.rows_cuda import CudaRows, block_count, block_threads
+from tunedex.kernels.rows_gpu import GpuRows
 from tunedex.kernels.rows_triton import (
     TritonRows,
     blocks,
@@ -135,19 +136,20 @@ def _rows(
         _tile(X, OUT, tl.program_id(0), total, rows, x_batch, x_row, COLS, CHUNK, CHUNKS, ROWS, LANES, EVICT)
 
 
-class TritonSoftmax(TritonRows):
+class StreamedRows(GpuRows):
+    """Chooses how many streams the items of the batch are split over."""
+
     most_elements: ClassVar[int] = 144
 
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
-        return (*super().tunables(problem, device), _streams(problem))
+    def choices(self, problem: Problem) -> Sequence[Tunable]:
+        counts = tuple(count for count in STREAMS if count == 1 or count <= problem.batch)
+        return (Tunable("streams", counts, "streams that the items of the batch are split over"),)
 
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        plain = Constraint(
-            "several streams go with one program a tile and no hint to the caches",
-            lambda v: v["streams"] == 1 or not (v["programs"] or v["evict_first"]),
-        )
-        return (*super().constraints(problem, device), plain)
+    def choice_constraints(self) -> Sequence[Constraint]:
+        return (self.plain_with("several streams", lambda v: v["streams"] == 1),)
 
+
+class TritonSoftmax(StreamedRows, TritonRows):
     def compile(self, problem: Problem, config: Config, device: Device) -> Resources:
         from tunedex.kernels.offline import MockTensor, compile_triton
 
@@ -175,20 +177,9 @@ class TritonSoftmax(TritonRows):
         return _over_streams(batch, config.streams, part)
 
 
-class CudaSoftmax(CudaRows):
+class CudaSoftmax(StreamedRows, CudaRows):
     source: ClassVar[str] = "softmax"
     types: ClassVar[tuple[type, ...]] = (*[POINTER] * 2, *[INT64] * 4)
-    most_elements: ClassVar[int] = 144
-
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
-        return (*super().tunables(problem, device), _streams(problem))
-
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        plain = Constraint(
-            "several streams go with one block a tile and no hint to the caches",
-            lambda v: v["streams"] == 1 or not (v["blocks"] or v["streaming"]),
-        )
-        return (*super().constraints(problem, device), plain)
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
         batch, rows, _ = shape(problem)
@@ -227,11 +218,6 @@ class LibrarySoftmax(Implementation):
         return launch
 
 
-def _streams(problem: Problem) -> Tunable:
-    values = tuple(count for count in STREAMS if count == 1 or count <= problem.batch)
-    return Tunable("streams", values, "streams that the items of the batch are split over")
-
-
 def _over_streams(
     batch: int, streams: int, part: Callable[[int], Callable[[torch.Tensor, torch.Tensor], None]]
 ) -> Launch:
@@ -262,6 +248,7 @@ class Softmax(Kernel):
                     "softmax_numba.py",
                     "numba_cpu.py",
                     "rows.py",
+                    "rows_gpu.py",
                     "rows_triton.py",
                     "rows_cuda.py",
                     "streams.py",

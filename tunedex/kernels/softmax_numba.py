@@ -8,45 +8,21 @@ row buffer that is copied past the caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import ClassVar
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Constraint, Implementation, Launch, Tensors, Tunable
+from tunedex.kernels.base import Launch, Tensors, Tunable
 from tunedex.kernels.gelu import LOG2_E
-from tunedex.kernels.numba_cpu import (
-    FAST_MATH,
-    missing_numba,
-    primitives,
-    row_constraints,
-    row_tunables,
-    run_parallel,
-    takes_float32,
-)
+from tunedex.kernels.numba_cpu import FAST_MATH, NumbaRows, primitives, run_parallel
 from tunedex.kernels.rows import pitches, shape
 
 
-class NumbaSoftmax(Implementation):
-    """float32 on the CPU's cores."""
-
-    name: ClassVar[str] = "numba"
-    kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
-
-    def missing(self) -> str | None:
-        return missing_numba()
-
-    def takes(self, problem: Problem, device: Device) -> str | None:
-        return takes_float32(problem)
-
-    def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
-        choice = Tunable("exp_math", ("exact", "fitted"), "the C library's exp, or a fitted polynomial")
-        return row_tunables(problem, device, choice)
-
-    def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        return row_constraints("exp_math")
+class NumbaSoftmax(NumbaRows):
+    math: ClassVar[Tunable] = Tunable("exp_math", ("exact", "fitted"), "the C library's exp, or a fitted polynomial")
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
         values = config.values
