@@ -11,6 +11,7 @@ of as many bytes, and the peers `eager`, `compile` (torch.compile) and `max_auto
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shlex
 import sys
@@ -28,13 +29,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tunedex.cli.output import microseconds, print_table
 from tunedex.core.measurement import Failure
-from tunedex.db import open_store
-from tunedex.db.records import Ceilings
+from tunedex.db import Store, open_store
+from tunedex.db.records import Ceilings, Trial
 from tunedex.kernels.base import Kernel, Launch, Tensors
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.bench import Bench
+from tunedex.tuner.ceilings import shortest_us
 from tunedex.tuner.devices import DetectedDevice, detect, environment_of
-from tunedex.tuner.sweep import DeviceSweep, Effort, Report, Result
+from tunedex.tuner.report import Effort, Report, Result
+from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.tasks import preset_named, tasks_for
 from tunedex.tuner.verify import relative_error
 
@@ -59,12 +62,13 @@ def main() -> int:
     found = detect(options.device)[0]
     environment = environment_of(found.device)
     names = [name for name in options.kernels.split(",") if name]
-    effort = Effort(options.trials or preset.trials, options.budget or preset.seconds)
+    effort = Effort(options.trials or preset.trials, options.budget or preset.budget_s)
     with tempfile.TemporaryDirectory() as folder, open_store(options.db or f"{folder}/first-light.db") as store:
         sweep = DeviceSweep(store, found, environment, effort)
         report = sweep.run(tasks_for(found.device, names, options.problem), {"command": shlex.join(sys.argv)})
         ceilings = store.ceilings(found.device.key, environment.key)
         stats = store.counts()
+        trials = every_trial(store)
     sweep_s = time.monotonic() - start
     assert ceilings is not None
     skipped = set(options.skip.split(","))
@@ -89,12 +93,46 @@ def main() -> int:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=2) + "\n")
+        # Without a time in its header, so that equal trials give an equal file.
+        packed = gzip.compress(json.dumps({**report_head(report), "trials": trials}).encode(), mtime=0)
+        options.out.with_suffix(".trials.json.gz").write_bytes(packed)
     show(rows)
     ratios = [row["ratio_to_best_peer"] for row in rows if row["ratio_to_best_peer"]]
     if ratios:
         print(f"own against the best peer: geometric mean {geometric_mean(ratios):.3f}, worst {min(ratios):.3f}")
     print(f"sweep: {sweep_s:.0f} s, {stats['trials']} trials; all: {time.monotonic() - start:.0f} s")
     return 0 if report.complete else 1
+
+
+def every_trial(store: Store) -> list[dict[str, Any]]:
+    """Every trial of the database as data, oldest first, for those who start from what is known."""
+    trials: list[Trial] = []
+    after = None
+    while True:
+        page = store.list_trials(limit=1000, after=after)
+        trials += page.items
+        if (after := page.next) is None:
+            break
+    return [
+        {
+            "problem": trial.problem.to_dict(),
+            "config": trial.config.to_dict(),
+            "kernel_version": trial.kernel_version,
+            "environment": trial.environment,
+            "device": trial.device,
+            "stage": trial.stage.value,
+            "warm_us": trial.warm_us,
+            "clock_mhz": trial.clock_mhz,
+            "throttle": trial.throttle,
+            "created_at": trial.created_at.isoformat() if trial.created_at else None,
+            **(
+                {"failure": {"kind": trial.outcome.kind.value, "detail": trial.outcome.detail}}
+                if isinstance(trial.outcome, Failure)
+                else {"measurement": trial.outcome.to_dict()}
+            ),
+        }
+        for trial in sorted(trials, key=lambda trial: trial.id or 0)
+    ]
 
 
 def report_head(report: Report) -> dict[str, Any]:
@@ -106,9 +144,8 @@ def compare(found: DetectedDevice, ceilings: Ceilings, result: Result, peers: li
     problem = result.problem
     kernel = get_kernel(problem.kernel)
     cost = kernel.cost(problem)
-    floor_us = ceilings.share(cost.flops, cost.peak, cost.bytes, 1.0) or 0.0
     bench = Bench(found.device, found.index)
-    bench.open(problem, None, 0, floor_us)
+    bench.open(problem, result.max_error, shortest_us(kernel, problem, ceilings))
     opened = bench.opened
     default = kernel.signature.default(problem, found.device)
     configs = {"ours": result.own and result.own.config, "served": result.best and result.best.config}
@@ -150,6 +187,7 @@ def compare(found: DetectedDevice, ceilings: Ceilings, result: Result, peers: li
         "ratio_to_best_peer": peers_us[best_peer] / ours if best_peer and ours else None,
         "share_of_copy": times["copy"] / ours if ours and "copy" in times else None,
         "share_of_peak": cost.flops / peak / (ours * 1e-6) if ours and peak else None,
+        "share_of_large_copy": cost.bytes / ceilings.copy_bytes_s / (ours * 1e-6) if ours else None,
         "error": result.own.measurement.error if result.own else None,
         "peer_error": errors.get(best_peer) if best_peer else None,
         "samples": {name: len(taken) for name, taken in samples.items() if not isinstance(taken, Failure)},

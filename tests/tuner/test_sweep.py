@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tunedex.cli.app import run
+from tunedex.cli.sweep import _command
+from tunedex.core.config import Config
 from tunedex.core.host import cpu
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.snapshot import Match
@@ -21,6 +24,7 @@ from tunedex.db.records import Stage, SweepStatus
 from tunedex.kernels.base import Kernel
 
 PROBLEM = "planted:batch=1,rows=37,cols=61,dtype=float32"
+DIMS = {"rows": 37, "cols": 61, "dtype": "float32"}
 
 
 def tuner(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +52,7 @@ def test_every_fault_costs_one_trial_of_its_kind(planted: Kernel, db: Path) -> N
     document = json.loads(done.stdout)
     (result,) = document["results"]
     assert document["device"]["key"] == cpu().key
-    assert result["trials"] == 11
+    assert result["trials"] == 13
     assert result["failures"] == {"crash": 3, "oom": 1, "out_of_resources": 1, "wrong_result": 4}
     assert result["speedup"] == pytest.approx(result["default_us"] / result["best_us"])
     with open_store(str(db)) as store:
@@ -57,7 +61,7 @@ def test_every_fault_costs_one_trial_of_its_kind(planted: Kernel, db: Path) -> N
             for trial in trials_in(store)
             if trial.stage is Stage.SEARCH
         }
-        answer = store.snapshot(cpu().key).ask("planted", {"rows": 37, "cols": 61, "dtype": "float32"})
+        answer = store.snapshot(cpu().key).ask("planted", DIMS)
     assert isinstance(outcomes["none"], Measurement)
     assert outcomes["none"].error == 0.0
     assert outcomes["none"].lossless
@@ -92,6 +96,71 @@ def test_a_second_run_repeats_no_config(planted: Kernel, db: Path) -> None:
     # Nothing new was tried, so the published state stays as it was.
     assert json.loads(third.stdout)["revision"] == json.loads(second.stdout)["revision"]
     assert json.loads(third.stdout)["results"] == json.loads(second.stdout)["results"]
+
+
+def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
+    planted: Kernel, db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "late"
+    monkeypatch.setenv("PLANTED_LATE", str(late))
+    assert sweep(db).returncode == 0
+    late.touch()
+    # A wider bound accepts one more config, so there is a new final.
+    again = tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", f"{PROBLEM},max_error=0.5", "--json")
+    assert again.returncode == 0, again.stderr
+    with open_store(str(db)) as store:
+        finals = {
+            trial.config.values.get("fault", "library"): trial.outcome
+            for trial in trials_in(store)
+            if trial.stage is Stage.FINAL and trial.sweep == 2
+        }
+        rows = store.rows_of(cpu().key, planted.signature.problem(DIMS).key)
+    assert {fault for fault, outcome in finals.items() if isinstance(outcome, Failure)} == {"late_raise", "late_exit"}
+    assert isinstance(finals["none"], Measurement)
+    assert isinstance(finals["library"], Measurement)
+    assert rows[0].config.values.get("fault", "none") == "none"
+    assert rows[0].default_us == finals["none"].time_us
+    assert rows[0].library_us == finals["library"].time_us
+    assert not {"late_raise", "late_exit"} & {row.config.values.get("fault") for row in rows}
+
+
+def test_a_search_that_was_cut_before_its_final_gets_one(planted: Kernel, db: Path) -> None:
+    assert sweep(db).returncode == 0
+    with open_store(str(db)) as store:
+        last = next(trial for trial in trials_in(store) if trial.config.library and trial.stage is Stage.SEARCH)
+        store.add_trial(replace(last, id=None, config=Config("numba", {"fault": "none", "gone": 1})))
+    assert sweep(db).returncode == 0
+    with open_store(str(db)) as store:
+        assert {trial.sweep for trial in trials_in(store) if trial.stage is Stage.FINAL} == {1, 2}
+
+
+def test_a_problem_that_cannot_be_set_up_does_not_stop_the_others(planted: Kernel, db: Path) -> None:
+    unlucky = "planted:rows=13,cols=8,dtype=float32"
+    done = tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", unlucky, "--problem", PROBLEM, "--json")
+    assert done.returncode == 1
+    assert "planted: no reference" in done.stderr
+    assert "Traceback" not in done.stderr
+    first, second = json.loads(done.stdout)["results"]
+    assert first["config"] is None
+    assert "cannot be set up" in first["fault"]
+    assert second["config"] is not None
+
+
+def test_the_seed_is_the_search_s_and_not_the_inputs(planted: Kernel, db: Path) -> None:
+    for seed in ("1", "2"):
+        assert sweep(db, "--seed", seed, "--trials", seed).returncode == 0
+    other = db.with_name("other.db")
+    assert sweep(other, "--seed", "7", "--trials", "2").returncode == 0
+    hashes = set()
+    for file in (db, other):
+        with open_store(str(file)) as store:
+            hashes |= {t.outcome.output_hash for t in trials_in(store) if isinstance(t.outcome, Measurement)}
+    assert len(hashes) == 1
+
+
+def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tuner", "sweep", "--db", "postgresql://me:secret@host/db"])
+    assert _command() == "tuner sweep --db postgresql://me:***@host/db"
 
 
 def start(db: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -207,7 +276,7 @@ def test_a_config_refused_for_its_error_is_tried_again_under_a_wider_bound(plant
             for trial in trials_in(store)
             if trial.config.values.get("fault") == "wrong_last" and trial.stage is Stage.SEARCH
         ]
-        lossless = store.snapshot(cpu().key).ask("planted", {"rows": 37, "cols": 61, "dtype": "float32"})
+        lossless = store.snapshot(cpu().key).ask("planted", DIMS)
     assert sorted(isinstance(outcome, Measurement) for outcome in fault) == [False, True]
     assert not next(outcome for outcome in fault if isinstance(outcome, Measurement)).lossless
     assert lossless.config is not None

@@ -19,7 +19,7 @@ from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, p
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from tunedex.tuner.sweep import Progress, Report
+    from tunedex.tuner.report import Progress, Report, Result
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def sweep(
     device: Annotated[str, typer.Option(help="auto, all, cuda, cuda:N or cpu.")] = "auto",
     kernels: Annotated[str | None, typer.Option(help="Kernels to sweep, separated by commas; default all.")] = None,
-    preset: Annotated[str, typer.Option(help="Problems and effort: quick or thorough.")] = "quick",
+    preset: Annotated[str, typer.Option(help="Problems and effort: quick.")] = "quick",
     problem: Annotated[
         list[str] | None,
         typer.Option(metavar="KERNEL:NAME=VALUE,...", help="A problem instead of the preset's; may be repeated."),
@@ -57,8 +57,9 @@ def sweep(
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of
+    from tunedex.tuner.report import Effort
     from tunedex.tuner.search import Sampler
-    from tunedex.tuner.sweep import DeviceSweep, Effort
+    from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
 
     if sampler not in list(Sampler):
@@ -68,14 +69,12 @@ def sweep(
     default_trials = None if sampler == Sampler.BRUTE_FORCE else chosen.trials
     effort = Effort(
         trials=effort_trials or default_trials,
-        budget_s=effort_budget if effort_budget is not None else (None if given else chosen.seconds),
+        budget_s=effort_budget if effort_budget is not None else (None if given else chosen.budget_s),
         sampler=Sampler(sampler),
         seed=seed,
     )
     plans = [(found, tasks_for(found.device, names, given)) for found in detect(device)]
-    if not any(tasks for _, tasks in plans):
-        raise BadInput("no problem to sweep: --problem names none of the kernels that --kernels allows")
-    command = shlex.join(["tuner", *sys.argv[1:]])
+    command = _command()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
@@ -105,7 +104,12 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
         )
 
 
-def _row(result: Any) -> list[object]:
+def _command() -> str:
+    """The command as it was given, less the password of a database."""
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", shlex.join(["tuner", *sys.argv[1:]]))
+
+
+def _row(result: Result) -> list[object]:
     best = result.best
     name, _, problem = str(result.problem).partition(":")
     return [
@@ -115,7 +119,7 @@ def _row(result: Any) -> list[object]:
         microseconds(result.library_us),
         microseconds(best.measurement.time_us if best else None),
         f"{best.speedup:.2f}x" if best and best.speedup else "-",
-        f"{result.roofline_share:.0%}" if result.roofline_share else "-",
+        f"{best.roofline_share:.0%}" if best and best.roofline_share else "-",
         str(best.config) if best else f"none of {result.trials} trials",
     ]
 
@@ -127,8 +131,8 @@ def _exit_code(reports: list[Report]) -> int:
         return 130
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
-        failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items()) or "the time ran out"
-        say(f"{result.problem}: no config found ({failures})")
+        failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
+        say(f"{result.problem}: no config found ({result.fault or failures or 'nothing could be tried'})")
     return 1 if unanswered else 0
 
 

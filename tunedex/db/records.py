@@ -108,14 +108,10 @@ class Ceilings:
     copy_bytes_s: float
     flops_s: Mapping[str, float] = field(default_factory=dict)
 
-    def share(self, flops: float, peak: str, bytes_: float, time_us: float) -> float | None:
-        """The roofline share: the larger of bytes / copy rate and FLOPs / matmul rate, over the time."""
-        if time_us <= 0 or self.copy_bytes_s <= 0:
-            return None
-        floor_s = bytes_ / self.copy_bytes_s
-        if rate := self.flops_s.get(peak):
-            floor_s = max(floor_s, flops / rate)
-        return floor_s / (time_us * 1e-6)
+    def floor_us(self, flops: float, peak: str, bytes_: float) -> float:
+        """The shortest time: the longer of bytes / copy rate and FLOPs / product rate, in microseconds."""
+        rate = self.flops_s.get(peak)
+        return 1e6 * max(bytes_ / self.copy_bytes_s, flops / rate if rate else 0.0)
 
 
 @dataclass(frozen=True)

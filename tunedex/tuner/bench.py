@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from tunedex.core.canonical import key_of
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
@@ -22,13 +23,15 @@ from tunedex.db.records import Ceilings
 from tunedex.kernels.base import CompileError, InputSource, Kernel, Launch, OverLimit, Reference
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings
+from tunedex.tuner.devices import sample
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.timing import CpuTimer, CudaTimer, Sampler, TensorSet, Timer, quantile
+from tunedex.tuner.timing import CpuTimer, CudaTimer, Stopwatch, TensorSet, Timer, quantile
 from tunedex.tuner.verify import Verdict, bits_hash, judge, relative_error
 
 K = TypeVar("K", bound=Hashable)
 
-_GUARD_ELEMENTS = 1024
+_GUARD = SETTINGS.guard_elements
 _GUARD_VALUE = 77.0
 
 
@@ -60,7 +63,6 @@ class Opened:
     kernel: Kernel
     problem: Problem
     max_error: float | None
-    seed: int
     policy: Policy
     warm_policy: Policy
     floor_us: float
@@ -92,53 +94,58 @@ class Bench:
         """See `tunedex.tuner.ceilings.measure`."""
         return ceilings.measure(self._torch_device, peaks)
 
-    def open(self, problem: Problem, max_error: float | None, seed: int, floor_us: float) -> tuple[Policy, float]:
-        """Make ``problem`` the one that is measured: inputs, references, outputs. ``floor_us`` is its shortest time
-        at the measured ceilings.
-
-        Returns:
-            The policy that all of the problem's trials are timed under, and the eager chain's relative L2 error.
-        """
+    def open(self, problem: Problem, max_error: float | None, floor_us: float) -> None:
+        """Make ``problem`` the one that is measured: inputs, references, outputs, and the policy that all of its
+        trials are timed under. ``floor_us`` is its shortest time at the measured ceilings."""
         self._close()
         kernel = get_kernel(problem.kernel)
         policy, warm_policy = self._timer.policies(floor_us)
+        seed = SETTINGS.input_seed
         inputs = tuple(self._input_set(kernel, problem, seed + n, outliers=n == 1) for n in range(2))
         outputs, guarded = self._make_outputs(kernel, problem)
-        self._opened = Opened(kernel, problem, max_error, seed, policy, warm_policy, floor_us, inputs, outputs, guarded)
+        self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
-        return policy, max(error for made in inputs for error in made.eager_errors.values())
 
-    def measure(self, config: Config, resources: Resources, best_us: float | None) -> Measurement | Failure:
-        """Verify ``config`` on both input sets, then time it; one much slower than ``best_us`` is timed briefly."""
+    def measure(
+        self, config: Config, resources: Resources, best_us: Mapping[bool, float]
+    ) -> tuple[Measurement | Failure, Sample]:
+        """Verify ``config`` on both input sets, then time it; the device's state is read right after.
+
+        ``best_us`` holds the best time so far of the lossless (True) and of the other configs: one much slower than
+        the best of its class is timed briefly.
+        """
         opened = self.opened
         try:
             launch = self.bind(config)
             verdict, output_hash, memory = self._verify(launch)
             if not verdict.accepted:
-                return Failure(FailureKind.WRONG_RESULT, verdict.detail)
-            sampler = self._sampler(launch, opened.policy)
-            samples = self._search_samples(sampler, best_us)
+                return Failure(FailureKind.WRONG_RESULT, verdict.detail), Sample()
+            lossless = verdict.lossless and config.values.get("precision", "ieee") == "ieee"
+            stopwatch = self._timer.stopwatch(launch, self._sets, opened.policy)
+            samples = self._search_samples(stopwatch, best_us.get(lossless))
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-            return _failure(error)
+            return failure_of(error), Sample()
+        state = sample(self._device)
         if fault := self._unphysical(samples):
-            return Failure(FailureKind.INVALID_TIMING, fault)
-        exact = config.values.get("precision", "ieee") == "ieee"
-        return Measurement(
+            return Failure(FailureKind.INVALID_TIMING, fault), state
+        measurement = Measurement(
             time_us=quantile(samples, 0.5),
             p20_us=quantile(samples, 0.2),
             p80_us=quantile(samples, 0.8),
             samples=len(samples),
             policy=opened.policy,
             error=verdict.error,
-            lossless=verdict.lossless and exact,
+            lossless=lossless,
             output_hash=output_hash,
             peak_memory_bytes=memory,
             resources=resources,
         )
+        return measurement, state
 
-    def final(self, configs: Sequence[Config]) -> list[FinalTime | Failure]:
-        """Time ``configs`` interleaved, in alternating order, on a warmed-up device; cold first, then warm."""
+    def final(self, configs: Sequence[Config]) -> tuple[list[FinalTime | Failure], Sample]:
+        """Time ``configs`` interleaved, in alternating order, on a warmed-up device: under the problem's policy, then
+        with a warm cache. The device's state is read right after."""
         opened = self.opened
         settings = SETTINGS.finals
         launches: dict[int, Launch] = {}
@@ -147,49 +154,56 @@ class Bench:
             try:
                 launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
-                results[n] = _failure(error)
+                results[n] = failure_of(error)
         self._timer.warm_up(self._timing.warm_up_s)
         decided = self.interleaved(launches, opened.policy, settings.seconds)
+        state = sample(self._device)
         warm = decided
         if opened.warm_policy is not opened.policy:
             warm = self.interleaved(launches, opened.warm_policy, settings.seconds / 2)
         for n in launches:
-            samples = decided[n]
+            samples, warm_samples = decided[n], warm[n]
             if isinstance(samples, Failure):
                 results[n] = samples
+            elif isinstance(warm_samples, Failure):
+                results[n] = warm_samples
             elif fault := self._unphysical(samples):
                 results[n] = Failure(FailureKind.INVALID_TIMING, fault)
             else:
-                warm_samples = warm[n]
                 results[n] = FinalTime(
-                    median(samples),
-                    quantile(samples, 0.2),
-                    quantile(samples, 0.8),
-                    len(samples),
-                    median(samples if isinstance(warm_samples, Failure) else warm_samples),
+                    median(samples), quantile(samples, 0.2), quantile(samples, 0.8), len(samples), median(warm_samples)
                 )
-        return [results[n] for n in range(len(configs))]
+        return [results[n] for n in range(len(configs))], state
 
     def interleaved(
         self, launches: Mapping[K, Launch], policy: Policy, seconds: float
     ) -> dict[K, list[float] | Failure]:
-        """Samples of each launch in microseconds, taken in turns and in alternating order for about ``seconds``."""
+        """Samples of each launch in microseconds, taken in turns and in alternating order for about ``seconds``.
+
+        A launch that fails is left out from then on. A fault that sticks to the process shows in those that follow.
+        """
         settings = SETTINGS.finals
-        samplers: dict[K, Sampler] = {}
         out: dict[K, list[float] | Failure] = {}
-        for n, launch in launches.items():
+        running: dict[K, Stopwatch] = {}
+        for name, launch in launches.items():
             try:
-                samplers[n] = self._sampler(launch, policy)
-            except Exception as error:  # noqa: BLE001
-                out[n] = _failure(error)
-        taken: dict[K, list[float]] = {n: [] for n in samplers}
+                running[name] = self._timer.stopwatch(launch, self._sets, policy)
+                out[name] = []
+            except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
+                out[name] = failure_of(error)
         end = time.perf_counter() + seconds
         for turn in range(settings.rounds):
             if turn >= settings.min_rounds and time.perf_counter() > end:
                 break
-            for n in samplers if turn % 2 == 0 else reversed(samplers):
-                taken[n].append(samplers[n]())
-        return out | taken
+            for name in list(running) if turn % 2 == 0 else list(reversed(running)):
+                taken = out[name]
+                assert isinstance(taken, list)
+                try:
+                    taken.append(running[name]())
+                except Exception as error:  # noqa: BLE001
+                    out[name] = failure_of(error)
+                    del running[name]
+        return out
 
     def bind(self, config: Config) -> Launch:
         """What runs ``config`` on the open problem."""
@@ -212,7 +226,7 @@ class Bench:
                 memory = max(memory or 0, torch.cuda.max_memory_allocated(self._torch_device) - before)
             if fault := self._trespass(opened, made):
                 # What it overwrote would be held against the configs that follow.
-                self.open(opened.problem, opened.max_error, opened.seed, opened.floor_us)
+                self.open(opened.problem, opened.max_error, opened.floor_us)
                 return Verdict(math.inf, accepted=False, lossless=False, detail=fault), "", memory
             for name, output in opened.outputs.items():
                 verdict = judge(
@@ -232,30 +246,15 @@ class Bench:
                     )
                 worst = Verdict(max(worst.error, verdict.error), True, worst.lossless and verdict.lossless)
             if n == 0:
-                digest = "".join(bits_hash(output) for output in opened.outputs.values())
-        return worst, digest if len(digest) == 32 else digest[:32], memory
+                digest = key_of([bits_hash(output) for output in opened.outputs.values()])
+        return worst, digest, memory
 
-    def _sampler(self, launch: Launch, policy: Policy) -> Sampler:
-        estimate = self._estimate(launch)
-        return self._timer.sampler(launch, self._sets, policy, estimate)
-
-    def _estimate(self, launch: Launch) -> float:
-        """About what one call takes, in microseconds; the call before it has compiled and warmed everything."""
-        tensors = self._sets[0]
-        launch(tensors.operands, tensors.outputs)
-        self._timer.synchronize()
-        start = time.perf_counter_ns()
-        launch(tensors.operands, tensors.outputs)
-        self._timer.synchronize()
-        return (time.perf_counter_ns() - start) / 1e3
-
-    def _search_samples(self, sampler: Sampler, best_us: float | None) -> list[float]:
+    def _search_samples(self, stopwatch: Stopwatch, best_us: float | None) -> list[float]:
         timing = self._timing
-        sampler()  # the first call after verifying finds other caches and clocks than those that follow
         samples: list[float] = []
         start = time.perf_counter()
         while len(samples) < timing.max_samples:
-            samples.append(sampler())
+            samples.append(stopwatch())
             if len(samples) == 2 and best_us and min(samples) > timing.give_up_factor * best_us:
                 break
             if len(samples) >= timing.min_samples and time.perf_counter() - start > timing.search_s:
@@ -291,13 +290,13 @@ class Bench:
         for name, spec in kernel.outputs(problem).items():
             count = math.prod(spec.shape)
             buffer = torch.full(
-                (count + 2 * _GUARD_ELEMENTS,),
+                (count + 2 * _GUARD,),
                 _GUARD_VALUE,
                 dtype=getattr(torch, spec.dtype),
                 device=self._torch_device,
             )
             guarded[name] = buffer
-            outputs[name] = buffer[_GUARD_ELEMENTS : _GUARD_ELEMENTS + count].view(spec.shape)
+            outputs[name] = buffer[_GUARD : _GUARD + count].view(spec.shape)
         return outputs, guarded
 
     @staticmethod
@@ -310,7 +309,7 @@ class Bench:
     def _trespass(opened: Opened, made: InputSet) -> str:
         """What the launch wrote that it must not: beside an output, or an operand. Empty where nothing."""
         for name, buffer in opened.guarded.items():
-            ends = torch.cat([buffer[:_GUARD_ELEMENTS], buffer[-_GUARD_ELEMENTS:]])
+            ends = torch.cat([buffer[:_GUARD], buffer[-_GUARD:]])
             if bool((ends != _GUARD_VALUE).any()):
                 return f"{name}: memory beside the output was written"
         for name, operand in made.operands.items():
@@ -343,20 +342,31 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def _failure(error: Exception) -> Failure:
-    """The kind of failure that an exception of a candidate is, with its first line."""
+#: What a message says, in lower case, of the kind of failure that it reports.
+_TELLTALES = (
+    ("illegal memory access", FailureKind.ILLEGAL_ACCESS),
+    ("illegal_address", FailureKind.ILLEGAL_ACCESS),
+    ("misaligned", FailureKind.ILLEGAL_ACCESS),
+    ("out of memory", FailureKind.OOM),
+    ("out_of_memory", FailureKind.OOM),
+    ("too many resources", FailureKind.OUT_OF_RESOURCES),
+    ("out_of_resources", FailureKind.OUT_OF_RESOURCES),
+)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The kind of failure that an exception of a candidate is, with its words in one line."""
     text = " ".join(str(error).split())[:500]
     name = type(error).__name__
-    detail = f"{name}: {text}"
     if isinstance(error, OverLimit) or name == "OutOfResources":
-        return Failure(FailureKind.OUT_OF_RESOURCES, detail)
-    if isinstance(error, CompileError) or name in {"CompilationError", "PTXASError", "CompileTimeAssertionFailure"}:
-        return Failure(FailureKind.COMPILE_ERROR, detail)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return Failure(FailureKind.OOM, detail)
-    if "illegal memory access" in text or "misaligned address" in text:
-        return Failure(FailureKind.ILLEGAL_ACCESS, detail)
-    return Failure(FailureKind.CRASH, detail)
+        kind = FailureKind.OUT_OF_RESOURCES
+    elif isinstance(error, CompileError) or name in {"CompilationError", "PTXASError", "CompileTimeAssertionFailure"}:
+        kind = FailureKind.COMPILE_ERROR
+    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        kind = FailureKind.OOM
+    else:
+        kind = next((kind for words, kind in _TELLTALES if words in text.lower()), FailureKind.CRASH)
+    return Failure(kind, f"{name}: {text}")
 
 
 def _keep_freed_memory() -> None:

@@ -8,14 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from tunedex.core.config import Config
+from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
+from tunedex.kernels.base import Kernel
 from tunedex.kernels.precision import matmul_precision
+from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import between_events_us
 
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 _SIDE = {"cuda": 8192, "cpu": 1024}
-#: The best of these counts: a ceiling is what the device can do, not what it did beside other work.
-_REPEATS = 15
 
 
 def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
@@ -26,12 +28,11 @@ def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
     copy_s = _best_s(device, lambda: target.copy_(source))
     rates: dict[str, float] = {}
     for peak in sorted(set(peaks) - {""}):
-        if (rate := _matmul_rate(device, peak)) is not None:
-            rates[peak] = rate
+        rates[peak] = _matmul_rate(device, peak)
     return Ceilings(2 * _COPY_BYTES[kind] / copy_s, rates)
 
 
-def _matmul_rate(device: torch.device, peak: str) -> float | None:
+def _matmul_rate(device: torch.device, peak: str) -> float:
     side = _SIDE[device.type] if peak not in {"float32", "float64"} else _SIDE[device.type] // 2
     dtype = torch.float32 if peak == "tf32" else getattr(torch, peak)
     a = torch.randn(side, side, device=device).to(dtype)
@@ -45,6 +46,25 @@ def _matmul_rate(device: torch.device, peak: str) -> float | None:
     return 2.0 * side**3 / seconds
 
 
+def faster_precisions(peak: str) -> tuple[str, ...]:
+    """The compute precisions that products of dtype ``peak`` may also run in, where an error is borne."""
+    return ("tf32",) if peak == "float32" else ()
+
+
+def shortest_us(kernel: Kernel, problem: Problem, ceilings: Ceilings) -> float:
+    """The floor of ``problem`` in microseconds at the measured ceilings, whatever the compute precision."""
+    cost = kernel.cost(problem)
+    return min(ceilings.floor_us(cost.flops, peak, cost.bytes) for peak in (cost.peak, *faster_precisions(cost.peak)))
+
+
+def roofline_share(kernel: Kernel, problem: Problem, config: Config, time_us: float, ceilings: Ceilings) -> float:
+    """The floor over ``time_us``, against the rate of the precision that ``config`` computes in."""
+    cost = kernel.cost(problem)
+    precision = str(config.values.get("precision", ""))
+    peak = precision if precision in faster_precisions(cost.peak) else cost.peak
+    return ceilings.floor_us(cost.flops, peak, cost.bytes) / time_us
+
+
 def _best_s(device: torch.device, run: Callable[[], object]) -> float:
     def once() -> float:
         if device.type == "cuda":
@@ -55,4 +75,5 @@ def _best_s(device: torch.device, run: Callable[[], object]) -> float:
 
     for _ in range(2):
         once()
-    return min(once() for _ in range(_REPEATS))
+    # The best counts: a ceiling is what the device can do, not what it did beside other work.
+    return min(once() for _ in range(SETTINGS.ceiling_repeats))

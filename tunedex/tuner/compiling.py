@@ -40,7 +40,7 @@ class CompilePool:
         self._device = device
         self.processes = pool_size()
         self._idle: SimpleQueue[ChildProcess] = SimpleQueue()
-        self._children = [ChildProcess(Compiler, start_s=SETTINGS.limits.start_s) for _ in range(self.processes)]
+        self._children = [ChildProcess(Compiler, start_s=SETTINGS.timeouts.start_s) for _ in range(self.processes)]
         for child in self._children:
             self._idle.put(child)
         self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="compile")
@@ -49,16 +49,18 @@ class CompilePool:
         return self._threads.submit(self._compile, problem, config)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Kill every compiling process; what was still to be compiled is not."""
+        for child in self._children:
+            child.retire()
+        self._threads.shutdown(wait=True, cancel_futures=True)
         for child in self._children:
             child.close()
-        self._threads.shutdown(wait=True)
 
     def _compile(self, problem: Problem, config: Config) -> Resources | Failure:
         child = self._idle.get()
         try:
             result: Resources | Failure = child.call(
-                "compile", problem, config, self._device, timeout_s=SETTINGS.limits.compile_s
+                "compile", problem, config, self._device, timeout_s=SETTINGS.timeouts.compile_s
             )
             return result
         except ProcessFailure as failure:

@@ -49,6 +49,7 @@ class ChildProcess:
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._retired = False
         self._log: tempfile._TemporaryFileWrapper[bytes] | None = None
         self.starts = 0
 
@@ -89,7 +90,17 @@ class ChildProcess:
             self._log.close()
         self._process = self._connection = self._log = None
 
+    def retire(self) -> None:
+        """Kill the child for good, from whichever thread: a call under way fails, and none starts another child."""
+        self._retired = True
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                process.kill()
+
     def _start(self) -> None:
+        if self._retired:
+            raise ProcessFailure("retired")
         parent, child = self._context.Pipe()
         self._log = tempfile.NamedTemporaryFile(prefix="tunedex-worker-")  # noqa: SIM115 - lives as long as the child
         self._process = self._context.Process(
@@ -104,6 +115,9 @@ class ChildProcess:
         child.close()
         self._connection = parent
         self.starts += 1
+        if self._retired:  # meanwhile
+            self.close()
+            raise ProcessFailure("retired")
         try:
             self._receive(parent, self._start_s, "start")
         except (EOFError, ConnectionResetError):

@@ -27,9 +27,6 @@ from tunedex.kernels.base import Tunable
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
 
-#: A config that failed counts as this much slower than the slowest that ran.
-_PENALTY = 2.0
-
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
@@ -106,8 +103,8 @@ class Search:
             self._study.tell(trial, self._value(time_us))
 
     def recall(self, candidate: Candidate, time_us: float | None) -> None:
-        """Report a candidate of an earlier run. It counts as proposed."""
-        if candidate in self._told:
+        """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
+        if candidate not in self._unseen and candidate not in self._first:
             return
         self._unseen.pop(candidate, None)
         self._first = [first for first in self._first if first != candidate]
@@ -157,7 +154,7 @@ class Search:
         if time_us is not None:
             return math.log(time_us)
         known = [value for value in self._told.values() if value is not None]
-        return math.log(max(known, default=1e6) * _PENALTY)
+        return math.log(max(known, default=1e6) * SETTINGS.failure_penalty)
 
     def _suggest(self, trial: OptunaTrial) -> Candidate:
         problem = self._problems[0]

@@ -18,9 +18,14 @@ class Timing:
     search_s: float = 0.05
     give_up_factor: float = 3.0
     warm_up_s: float = 0.3
-    #: Launches in one CUDA graph, so that one replay is long against its own overhead.
+    #: How long one replay of a CUDA graph should be, to be long against its own overhead, and its most launches.
     graph_us: float = 2_000.0
     graph_max_launches: int = 64
+    #: Caches that cold calls rotate over or overwrite, and the cache assumed where a device tells none or a small one.
+    caches_rotated: int = 3
+    least_cache_bytes: int = 32 * 2**20
+    #: Before a call that is timed alone the device is kept busy for this many times the host's launch, plus once.
+    launches_covered: float = 3.0
     #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
     #: making a launch's arguments takes up to some hundred microseconds.
     graph_below_us: float = 2_000.0
@@ -40,7 +45,7 @@ class Finals:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """How long a child process may take before it is killed, in seconds."""
 
     start_s: float = 120.0
@@ -55,15 +60,24 @@ class Limits:
 class Settings:
     timing: Timing = Timing()
     finals: Finals = Finals()
-    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
+    input_seed: int = 0
     #: Configs compiled ahead of the measuring.
     window: int = 16
     #: Memory that one compiling process may need.
     compiler_bytes: int = 2 * 2**30
     #: Asks that give nothing new before a random unseen config is taken.
     stale_asks: int = 20
-    #: Batches that ``batch=auto`` may propose.
+    #: A failed config counts as this much slower than the slowest that ran.
+    failure_penalty: float = 2.0
+    #: Batches that ``batch=auto`` may propose, while operands and outputs fit this share of the device's memory.
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_memory_share: float = 1 / 8
+    #: Elements before and after each output that no config may write.
+    guard_elements: int = 1024
+    #: Runs of a copy or a product of which the best is the ceiling.
+    ceiling_repeats: int = 15
 
 
 SETTINGS = Settings()

@@ -14,9 +14,6 @@ from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.settings import SETTINGS
 
-#: A batch is proposed only while its operands and outputs fit this share of the device's memory.
-_BATCH_MEMORY_SHARE = 1 / 8
-
 
 @dataclass(frozen=True)
 class Task:
@@ -33,17 +30,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named list of problems with the effort for it. ``seconds`` bounds a whole device."""
+    """The effort for the problems that each kernel names for a preset: configs a task, and seconds a device."""
 
-    name: str
     trials: int
-    seconds: float
+    budget_s: float
 
 
-PRESETS: Mapping[str, Preset] = {
-    "quick": Preset("quick", trials=96, seconds=140.0),
-    "thorough": Preset("thorough", trials=400, seconds=3600.0),
-}
+PRESETS: Mapping[str, Preset] = {"quick": Preset(trials=96, budget_s=140.0)}
 
 
 def preset_named(name: str) -> Preset:
@@ -64,11 +57,16 @@ def tasks_for(device: Device, kernels: Sequence[str], problems: Sequence[str]) -
         BadInput: a kernel or a problem is wrong.
     """
     chosen = [get_kernel(name) for name in kernels] or list(all_kernels().values())
-    if problems:
-        tasks = [parse_task(text, device) for text in problems]
-        names = {kernel.name for kernel in chosen}
-        return [task for task in tasks if task.kernel.name in names]
-    return [_task(kernel, parameters, device) for kernel in chosen for parameters in kernel.quick(device)]
+    if not problems:
+        return [_task(kernel, parameters, device) for kernel in chosen for parameters in kernel.quick(device)]
+    tasks = [parse_task(text, device) for text in problems]
+    for task in tasks:
+        if task.kernel not in chosen:
+            names = ", ".join(kernel.name for kernel in chosen)
+            raise BadInput(
+                f"problem {str(task)!r} is of none of the kernels that --kernels allows: {names}", field="problem"
+            )
+    return tasks
 
 
 def parse_task(text: str, device: Device) -> Task:
@@ -113,7 +111,7 @@ def _task(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> Task
         raise BadInput(f"{problem.kernel}: {zero}=0 leaves nothing to compute", field=zero)
     if not auto:
         return Task(kernel, (problem,), max_error)
-    room = device.memory_bytes * _BATCH_MEMORY_SHARE
+    room = device.memory_bytes * SETTINGS.batch_memory_share
     batches = [problem.at_batch(batch) for batch in SETTINGS.batches]
     fitting = tuple(item for item in batches if item.batch == 1 or kernel.cost(item).bytes <= room)
     return Task(kernel, fitting, max_error)

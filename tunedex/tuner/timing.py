@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 #: Takes one sample and returns it in microseconds per call.
-Sampler = Callable[[], float]
+Stopwatch = Callable[[], float]
 
-_CACHES_ROTATED = 3
-
-#: The device is kept busy for this many times the host's launch, plus once.
-_LAUNCHES_COVERED = 3
+_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,21 @@ class TensorSet:
         return sum(t.numel() * t.element_size() for t in (*self.operands.values(), *self.outputs.values()))
 
     def clone(self) -> TensorSet:
-        """The same values in memory of their own, with the same strides."""
-        import torch
-
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            return copy.copy_(tensor)
-
+        """The same values in memory of their own, with the same strides and the same alignment class."""
         return TensorSet(
-            {name: copied(t) for name, t in self.operands.items()},
-            {name: copied(t) for name, t in self.outputs.items()},
+            {name: _copied(t) for name, t in self.operands.items()},
+            {name: _copied(t) for name, t in self.outputs.items()},
         )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in new memory, as far from a multiple of 16 bytes as it is itself."""
+    import torch
+
+    start = tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
+    spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.empty(start + spread + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
 
 
 class Timer(ABC):
@@ -65,12 +66,12 @@ class Timer(ABC):
         """The policy that decides for a problem with this floor, and the warm one that finals take beside it."""
 
     @abstractmethod
-    def sampler(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, estimate_us: float) -> Sampler:
-        """A sampler of ``launch`` under ``policy``; ``estimate_us`` is about what one call takes."""
+    def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
+        """What takes samples of ``launch`` under ``policy``; it has run on every set before it returns."""
 
     @abstractmethod
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
-        """How many tensor sets `sampler` wants under ``policy``."""
+        """How many tensor sets `stopwatch` wants under ``policy``."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -88,7 +89,7 @@ class CpuTimer(Timer):
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
         return 1
 
-    def sampler(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, estimate_us: float) -> Sampler:
+    def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
         operands, outputs = sets[0].operands, sets[0].outputs
 
         def sample() -> float:
@@ -96,6 +97,7 @@ class CpuTimer(Timer):
             launch(operands, outputs)
             return (time.perf_counter_ns() - start) / 1e3
 
+        sample()
         return sample
 
     def synchronize(self) -> None:
@@ -120,8 +122,8 @@ class CudaTimer(Timer):
         self._device = device
         self._torch_device = torch_device
         self._timing = timing
-        self._cache_bytes = max(device.l2_bytes, 32 * 2**20)
-        self._flush = torch.empty(_CACHES_ROTATED * self._cache_bytes, dtype=torch.int8, device=torch_device)
+        cache_bytes = max(device.l2_bytes, timing.least_cache_bytes)
+        self._flush = torch.empty(timing.caches_rotated * cache_bytes, dtype=torch.int8, device=torch_device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def policies(self, floor_us: float) -> tuple[Policy, Policy]:
@@ -132,27 +134,25 @@ class CudaTimer(Timer):
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
         if policy is not Policy.GRAPH_COLD:
             return 1
-        return max(2, -(-_CACHES_ROTATED * self._cache_bytes // max(1, set_bytes)))
+        wanted = -(-self._flush.numel() // max(1, set_bytes))
+        return max(2, min(wanted, self._timing.graph_max_launches))
 
-    def sampler(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, estimate_us: float) -> Sampler:
+    def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
         if policy.graph:
-            return self._graph(launch, sets if policy is Policy.GRAPH_COLD else sets[:1], estimate_us)
-        return self._eager(launch, sets[0], cold=policy is Policy.EAGER_COLD)
+            return self._graph(launch, sets if policy.cold else sets[:1])
+        return self._eager(launch, sets[0], cold=policy.cold)
 
-    def _eager(self, launch: Launch, tensors: TensorSet, *, cold: bool) -> Sampler:
+    def _eager(self, launch: Launch, tensors: TensorSet, *, cold: bool) -> Stopwatch:
         """Before the timed call the device is kept busy for longer than the host needs to launch, by overwriting the
         cache (cold) or by the call itself (warm): else the time would be the host's."""
-        operands, outputs = tensors.operands, tensors.outputs
 
         def call() -> None:
-            launch(operands, outputs)
+            launch(tensors.operands, tensors.outputs)
 
-        def flush() -> None:
-            self._flush.zero_()
-
-        before = flush if cold else call
+        call()
+        before = self._overwrite_cache if cold else call
         busy_us = between_events_us(before)
-        turns = 1 + math.ceil(_LAUNCHES_COVERED * self._host_us(call) / max(busy_us, 1.0))
+        turns = 1 + math.ceil(self._timing.launches_covered * self._host_us(call) / max(busy_us, 1.0))
 
         def sample() -> float:
             for _ in range(turns):
@@ -160,6 +160,38 @@ class CudaTimer(Timer):
             return between_events_us(call)
 
         return sample
+
+    def _graph(self, launch: Launch, sets: Sequence[TensorSet]) -> Stopwatch:
+        """Each replay starts behind an overwritten cache, which also hides the host's launch of the graph. Sets that
+        are together too small for a cold cache are therefore called once a replay."""
+        timing = self._timing
+        for tensors in sets:  # compiles whatever the sets need, which a capture must not
+            launch(tensors.operands, tensors.outputs)
+        once_us = min(self._eager(launch, sets[0], cold=len(sets) > 1)() for _ in range(2))
+        rotates = sum(tensors.bytes for tensors in sets) >= self._flush.numel() or len(sets) == 1
+        rounds = max(1, round(timing.graph_us / max(once_us, 1.0) / len(sets))) if rotates else 1
+        rounds = max(1, min(rounds, timing.graph_max_launches // len(sets)))
+        calls = rounds * len(sets)
+        cuda = self._torch.cuda
+        graph = cuda.CUDAGraph()
+        cuda.synchronize()
+        with cuda.graph(graph, pool=self._pool):
+            for _ in range(rounds):
+                for tensors in sets:
+                    launch(tensors.operands, tensors.outputs)
+        warm = sets[0] if len(sets) == 1 else None
+
+        def sample() -> float:
+            self._overwrite_cache()
+            if warm is not None:
+                launch(warm.operands, warm.outputs)
+            return between_events_us(graph.replay) / calls
+
+        sample()
+        return sample
+
+    def _overwrite_cache(self) -> None:
+        self._flush.zero_()
 
     def _host_us(self, call: Callable[[], object]) -> float:
         """How long the host takes to launch ``call``, in microseconds; the least of three."""
@@ -171,23 +203,6 @@ class CudaTimer(Timer):
             times.append((time.perf_counter_ns() - start) / 1e3)
         self.synchronize()
         return min(times)
-
-    def _graph(self, launch: Launch, sets: Sequence[TensorSet], estimate_us: float) -> Sampler:
-        cuda = self._torch.cuda
-        timing = self._timing
-        rounds = max(1, round(timing.graph_us / max(estimate_us, 1.0) / len(sets)))
-        rounds = max(1, min(rounds, timing.graph_max_launches // len(sets)))
-        graph = cuda.CUDAGraph()
-        cuda.synchronize()
-        with cuda.graph(graph, pool=self._pool):
-            for _ in range(rounds):
-                for tensors in sets:
-                    launch(tensors.operands, tensors.outputs)
-        graph.replay()
-        cuda.synchronize()
-        calls = rounds * len(sets)
-
-        return lambda: between_events_us(graph.replay) / calls
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()

@@ -1,0 +1,108 @@
+"""What a sweep is asked to do, how far it is, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunedex.core.device import Environment
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.search import Sampler
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a sweep does: ``trials`` a task (None: no bound), ``budget_s`` seconds a device (None: no bound)."""
+
+    trials: int | None
+    budget_s: float | None
+    sampler: Sampler = Sampler.AUTO
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far."""
+
+    task: str
+    done: int
+    total: int
+    best_us: float | None
+    phase: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one problem came to.
+
+    ``best`` is what is served within ``max_error``, ``own`` the best config that is not the library's, ``library``
+    the best that is. ``fault`` says why a problem could not be measured at all. Times in microseconds, of one final.
+    """
+
+    problem: Problem
+    kernel_version: str
+    max_error: float | None
+    trials: int
+    failures: Mapping[str, int]
+    best: Row | None = None
+    own: Row | None = None
+    library: Row | None = None
+    revision: int = 0
+    fault: str = ""
+
+    @property
+    def default_us(self) -> float | None:
+        return self.best.default_us if self.best else None
+
+    @property
+    def library_us(self) -> float | None:
+        return self.library.measurement.time_us if self.library else None
+
+    def to_dict(self) -> dict[str, Any]:
+        best, own = self.best, self.own
+        return {
+            "kernel": self.problem.kernel,
+            "problem": self.problem.to_dict(),
+            "version": self.kernel_version,
+            "max_error": self.max_error,
+            "default_us": self.default_us,
+            "library_us": self.library_us,
+            "best_us": best.measurement.time_us if best else None,
+            "speedup": best.speedup if best else None,
+            "roofline_share": best.roofline_share if best else None,
+            "error": best.measurement.error if best else None,
+            "policy": best.measurement.policy.value if best else None,
+            "config": best.config.to_dict() if best else None,
+            "own_us": own.measurement.time_us if own else None,
+            "own_config": own.config.to_dict() if own else None,
+            "trials": self.trials,
+            "failures": dict(self.failures),
+            "fault": self.fault,
+        }
+
+
+@dataclass
+class Report:
+    """What a sweep of one device came to."""
+
+    detected: DetectedDevice
+    environment: Environment
+    revision: int = 0
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+    new_trials: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self.interrupted and all(result.best for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.detected.device.to_dict(),
+            "environment": self.environment.to_dict(),
+            "revision": self.revision,
+            "results": [result.to_dict() for result in self.results],
+        }
