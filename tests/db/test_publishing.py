@@ -132,8 +132,22 @@ def test_rollback_moves_every_device_or_one(store: Store) -> None:
     assert served(store.snapshot(OTHER.key)) == {str(problem()): [640]}
     assert store.current_revision(DEVICE.key, CANDIDATE) == 3
     assert store.rollback(2) == {}
-    assert store.rollback(3, DEVICE.key) == {DEVICE.key: 3}
-    assert (store.current_revision(DEVICE.key), store.current_revision(OTHER.key)) == (3, 2)
+    assert store.rollback(1, DEVICE.key) == {DEVICE.key: 1}
+    assert (store.current_revision(DEVICE.key), store.current_revision(OTHER.key)) == (1, 2)
+
+
+def test_rollback_never_moves_a_device_forward(store: Store) -> None:
+    store.publish(DEVICE.key, {problem(): [row(64)]})
+    store.promote()
+    store.publish(DEVICE.key, {problem(): [row(128)]})
+    store.promote(DEVICE.key, revision=1)
+    for block in (32, 16):
+        store.publish(OTHER.key, {problem(): [row(block)]})
+    store.promote(OTHER.key)
+    assert store.rollback(3) == {OTHER.key: 3}
+    assert store.rollback(3, DEVICE.key) == {}
+    assert (store.current_revision(DEVICE.key), store.current_revision(OTHER.key)) == (1, 3)
+    assert served(store.snapshot(DEVICE.key)) == {str(problem()): [64]}
 
 
 def test_what_is_published_after_a_rollback_keeps_what_was_not_given(store: Store) -> None:

@@ -53,7 +53,7 @@ def test_the_fastest_wins_when_it_beats_default_and_library_by_the_margin() -> N
     rows = choice([tried(DEFAULT, 100), tried(LIBRARY, 95), tried(1, 90), tried(2, 92)])
     assert rows[0].config == config(1)
     assert (rows[0].default_us, rows[0].library_us, rows[0].roofline_share) == (100, 95, 5 / 90)
-    assert rows[0].measured_at == "2026-01-31T00:00:00Z"
+    assert rows[0].measured_at == "2026-01-31T00:00:00.000000Z"
     assert [row.rank for row in rows] == list(range(len(rows)))
 
 

@@ -22,13 +22,13 @@ from anyio.to_thread import run_sync
 from tunedex.api.metrics import Metrics
 from tunedex.api.settings import Settings
 from tunedex.core.canonical import canonical_json, key_of
+from tunedex.core.channel import Channel, check_channel
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, DatabaseError
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Snapshot
 from tunedex.db import Store
 
-CHANNELS = ("stable", "candidate")
 MAX_KEY = 200
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Answers:
         self._loading: dict[_Key, asyncio.Task[Held]] = {}
         self._signatures: tuple[float, Mapping[str, Signature]] | None = None
 
-    async def snapshot(self, device: str, channel: str = "stable", revision: int | None = None) -> Held:
+    async def snapshot(self, device: str, channel: str = Channel.STABLE, revision: int | None = None) -> Held:
         """The snapshot of ``device`` on ``channel``, at ``revision`` or at the one that the channel points to.
 
         Raises:
@@ -173,18 +173,4 @@ def check_device(key: str) -> Device:
     """
     if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
         raise BadInput(f"device is not a key of 1 to {MAX_KEY} printable ASCII characters", field="device")
-    device = Device.from_key(key)
-    if device.key != key:
-        raise BadInput(f"device {key!r} is not spelled as a key; it would be {device.key}", field="device")
-    return device
-
-
-def check_channel(name: str) -> str:
-    """``name`` itself.
-
-    Raises:
-        BadInput: there is no such channel.
-    """
-    if name not in CHANNELS:
-        raise BadInput(f"channel {name!r} is unknown; known are {', '.join(CHANNELS)}", field="channel")
-    return name
+    return Device.from_key(key)

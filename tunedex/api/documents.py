@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
+from tunedex.core.canonical import time_text
 from tunedex.core.device import Environment
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.problem import Problem
@@ -28,7 +30,7 @@ def device_document(summary: DeviceSummary) -> dict[str, Any]:
         "kernels": summary.kernels,
         "problems": summary.problems,
         "trials": summary.trials,
-        "last_measured": time_text(summary.last_measured),
+        "last_measured": _time(summary.last_measured),
     }
 
 
@@ -54,7 +56,7 @@ def best_document(best: Best, environments: Environments) -> dict[str, Any]:
 
 
 def trial_document(trial: Trial, environments: Environments) -> dict[str, Any]:
-    """A trial; of ``measurement`` and ``failure`` one is null."""
+    """A trial; of ``measurement`` and ``failure`` one is null. A ``max_error`` of null is the lossless rule."""
     outcome = trial.outcome
     return {
         "id": trial.id,
@@ -67,11 +69,12 @@ def trial_document(trial: Trial, environments: Environments) -> dict[str, Any]:
         "stage": trial.stage.value,
         "measurement": outcome.to_dict() if isinstance(outcome, Measurement) else None,
         "failure": {"kind": outcome.kind.value, "detail": outcome.detail} if isinstance(outcome, Failure) else None,
+        "max_error": trial.max_error,
         "warm_us": trial.warm_us,
         "clock_mhz": trial.clock_mhz,
         "temperature_c": trial.temperature_c,
         "throttle": trial.throttle,
-        "created_at": time_text(trial.created_at),
+        "created_at": _time(trial.created_at),
     }
 
 
@@ -81,9 +84,10 @@ def sweep_document(sweep: Sweep, environments: Environments) -> dict[str, Any]:
         "device": {"key": sweep.device},
         "environment": environment_document(sweep.environment, environments),
         "options": dict(sweep.options),
+        "limits": asdict(sweep.limits),
         "status": sweep.status.value,
-        "started_at": time_text(sweep.started_at),
-        "ended_at": time_text(sweep.ended_at),
+        "started_at": _time(sweep.started_at),
+        "ended_at": _time(sweep.ended_at),
     }
 
 
@@ -93,11 +97,10 @@ def miss_document(miss: Miss) -> dict[str, Any]:
         "device": {"key": miss.device},
         "problem": problem_document(miss.problem),
         "count": miss.count,
-        "first_seen": time_text(miss.first_seen),
-        "last_seen": time_text(miss.last_seen),
+        "first_seen": _time(miss.first_seen),
+        "last_seen": _time(miss.last_seen),
     }
 
 
-def time_text(time: datetime | None) -> str | None:
-    """A time in UTC, for example ``2026-01-31T12:00:00Z``; None where there is none."""
-    return None if time is None else time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _time(value: datetime | None) -> str | None:
+    return None if value is None else time_text(value)

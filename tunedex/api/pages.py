@@ -19,8 +19,9 @@ from tunedex.api.middleware import DOCS_CONTENT_POLICY
 from tunedex.api.openapi import version
 from tunedex.api.problem_json import KINDS, ErrorDocument
 from tunedex.api.replies import strict_query
-from tunedex.api.schemas import Channel, Strict, Text
+from tunedex.api.schemas import Strict, Text
 from tunedex.api.state import State, state_of
+from tunedex.core.channel import Channel
 from tunedex.core.device import Device
 from tunedex.core.errors import UnknownDevice
 
@@ -38,7 +39,7 @@ _templates.filters.update(views.FILTERS)
 
 
 class DeviceQuery(Strict):
-    channel: Channel = "stable"
+    channel: Channel = Channel.STABLE
     kernel: Text | None = None
     page: Annotated[int, Query(ge=1, le=10**6)] = 1
 
@@ -101,9 +102,9 @@ async def _known_device(state: State, key: str) -> Device:
     return known
 
 
-async def _other_channel(state: State, key: str, channel: str, held: Held) -> tuple[str, int] | None:
+async def _other_channel(state: State, key: str, channel: Channel, held: Held) -> tuple[str, int] | None:
     """The other channel and its revision, where it points elsewhere."""
-    name = "candidate" if channel == "stable" else "stable"
+    name = Channel.CANDIDATE if channel is Channel.STABLE else Channel.STABLE
     revision = (await state.answers.snapshot(key, name)).snapshot.revision
     return None if revision == held.snapshot.revision else (name, revision)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tunedex.api.problem_json import Refused
+from tunedex.core.canonical import finite
 from tunedex.core.errors import BadInput
 
 MAX_VALUE = 500
@@ -21,7 +20,7 @@ def to_json(document: object) -> bytes:
     try:
         return _dump(document)
     except ValueError:
-        return _dump(_finite(document))
+        return _dump(finite(document))
 
 
 def json_reply(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -73,13 +72,3 @@ def _dump(document: object) -> bytes:
     # A caller's text may hold a lone surrogate, which UTF-8 cannot carry; it goes out as a question mark.
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="replace")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

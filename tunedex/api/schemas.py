@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tunedex.core.canonical import MAX_INT
+from tunedex.core.channel import Channel
 from tunedex.core.measurement import FailureKind
 from tunedex.db.records import Stage
 
-Channel = Literal["stable", "candidate"]
 #: How many queries or misses one request may carry; `Settings.items` bounds it further.
 MAX_ITEMS = 1000
 #: How often one report may say that a problem was asked for.
@@ -40,7 +40,7 @@ class Paging(Strict):
 class BestsQuery(Paging):
     device: Text | None = None
     kernel: Text | None = None
-    channel: Channel = "stable"
+    channel: Channel = Channel.STABLE
 
 
 class TrialsQuery(Paging):
@@ -67,7 +67,7 @@ class BatchRequest(Strict):
     """Questions about one device. Each of ``queries`` is read as `BatchQuery` says, and answered or refused alone."""
 
     device: Text
-    channel: Channel = "stable"
+    channel: Channel = Channel.STABLE
     revision: Id | None = None
     queries: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)]
 

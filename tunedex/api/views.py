@@ -10,6 +10,7 @@ from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.device import GIB, KIB, MIB, Device, Environment
+from tunedex.core.display import three_digits, time_words
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.row import Row
 from tunedex.core.snapshot import Snapshot
@@ -68,12 +69,7 @@ def _order(problem: Problem) -> tuple[Any, ...]:
 
 def time_us(value: float | None) -> str:
     """A time with its unit, to three digits."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    for limit, scale, unit in ((999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (math.inf, 1e6, "s")):
-        if value < limit:
-            return f"{_digits(value / scale)} {unit}"
-    return "–"
+    return time_words(value, micro="µs") or "–"
 
 
 def ratio(value: float | None) -> str:
@@ -129,7 +125,7 @@ def limits(device: Device) -> str:
     elif device.kind == "cuda":
         parts = [f"sm_{device.target}", f"{device.multiprocessors} multiprocessors"]
     if device.memory_bytes:
-        parts.append(f"{_digits(device.memory_bytes / GIB)} GiB memory")
+        parts.append(f"{three_digits(device.memory_bytes / GIB)} GiB memory")
     if device.l2_bytes:
         parts.append(f"{round(device.l2_bytes / MIB)} MiB L2")
     if device.shared_memory_bytes:
@@ -159,11 +155,6 @@ def date(text: object) -> str:
     """A time to the minute in UTC, of an ISO text or a datetime; a dash where there is none."""
     iso = text if isinstance(text, str) else text.isoformat() if text is not None else ""  # type: ignore[attr-defined]
     return f"{iso[:10]} {iso[11:16]}" if len(iso) >= 16 else iso or "–"
-
-
-def _digits(value: float) -> str:
-    """Three digits, with no exponent."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

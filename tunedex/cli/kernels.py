@@ -54,7 +54,7 @@ def _space(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> dic
     from tunedex.core.limits import Limits
     from tunedex.tuner.space import Space
 
-    named = {name: value for name, value in parameters.items() if name not in Limits.NAMES}
+    _, named = Limits.apart(parameters)
     problem = kernel.signature.problem(named)
     space = Space.of(kernel, problem, device)
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -11,6 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tunedex.core.canonical import finite
+from tunedex.core.display import time_words
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DbOption = Annotated[
@@ -31,7 +33,7 @@ def say(message: str) -> None:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on standard output; numbers that are not finite become null."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(finite(document), indent=2, default=str) + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
@@ -49,19 +51,4 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
 
 def microseconds(value: float | None) -> str:
     """A time for people: three digits and its unit; a dash where there is none."""
-    if value is None:
-        return "-"
-    for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms"), (math.inf, 1e6, "s")):
-        if value < limit:
-            return f"{value / scale:.3g} {unit}"
-    return "-"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return time_words(value) or "-"

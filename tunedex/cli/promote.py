@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunedex.cli.output import DbOption, JsonOption, print_json, print_table, say
+from tunedex.core.channel import Channel
 
 if TYPE_CHECKING:
     from tunedex.db import Store
@@ -36,7 +37,12 @@ def promote(
     from tunedex.db import open_store
 
     with open_store(db, create=False) as store:
-        _report(store.promote(device, revision), store, as_json, nothing="nothing to promote")
+        _report(
+            store.promote(device, revision),
+            store,
+            as_json,
+            nothing="nothing to promote: every device's stable channel is there already, or has nothing published",
+        )
 
 
 def rollback(
@@ -49,15 +55,20 @@ def rollback(
     from tunedex.db import open_store
 
     with open_store(db, create=False) as store:
-        _report(store.rollback(revision, device), store, as_json, nothing="nothing to roll back")
+        _report(
+            store.rollback(revision, device),
+            store,
+            as_json,
+            nothing=f"nothing to roll back: no device's stable channel is beyond revision {revision}",
+        )
 
 
 def _report(moved: Mapping[str, int], store: Store, as_json: bool, *, nothing: str) -> None:
     """Print what moved; exit code 1 where nothing did."""
     if as_json:
-        print_json({"channel": "stable", "database": store.url, "moved": dict(moved)})
+        print_json({"channel": Channel.STABLE, "database": store.url, "moved": dict(moved)})
     elif moved:
-        print_table(["<device", "stable"], sorted(moved.items()))
+        print_table(["<device", Channel.STABLE], sorted(moved.items()))
     if not moved:
-        say(f"{nothing}: every device's stable channel is there already, or has nothing published")
+        say(nothing)
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tunedex.client.cache import Slot, Stamped
 from tunedex.client.settings import SETTINGS
 from tunedex.client.sources import Source
+from tunedex.core.channel import Channel
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
@@ -76,7 +77,7 @@ class Client:
         source: Source,
         device: Device | None,
         *,
-        channel: str = "stable",
+        channel: str = Channel.STABLE,
         revision: int | None = None,
         signatures: Sequence[Signature] = (),
         trouble: str = "",
@@ -246,9 +247,8 @@ class Client:
         try:
             signature = held.snapshot.signature(kernel)
             named = _named(signature, dims, parameters)
-            limits = Limits.read({name: value for name, value in named.items() if name in Limits.NAMES})
-            problem = signature.problem({name: value for name, value in named.items() if name not in Limits.NAMES})
-            answer = self._answer(held, problem, limits)
+            limits, rest = Limits.apart(named)
+            answer = self._answer(held, signature.problem(rest), limits)
             key = kernel, dims, tuple(parameters.items())
             hash(key)
         except TunedexError as error:

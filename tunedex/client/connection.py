@@ -10,6 +10,7 @@ from tunedex.client.client import Client
 from tunedex.client.device import device_named
 from tunedex.client.sources import BuiltinSource, FileSource, HttpSource, Source
 from tunedex.core.catalog import builtin_signatures
+from tunedex.core.channel import check_channel
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, DeviceError, MissingExtra, TunedexError
 from tunedex.core.folders import default_database
@@ -18,7 +19,6 @@ from tunedex.core.signature import whole_number
 #: Makes a source of a database's URL or path.
 OpenDatabase = Callable[[str], Source]
 
-CHANNELS = ("stable", "candidate")
 DATABASE_SCHEMES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
 DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -33,8 +33,7 @@ def connect(
     open_database: OpenDatabase,
 ) -> Client:
     """`tunedex.connect` with the way to open a database."""
-    if channel not in CHANNELS:
-        raise BadInput(f"channel {channel!r} is unknown; known are {', '.join(CHANNELS)}", field="channel")
+    check_channel(channel)
     pin = revision if revision is not None else os.environ.get("TUNEDEX_PIN") or None
     pin = None if pin is None else whole_number("revision" if revision is not None else "TUNEDEX_PIN", pin)
     opened = source_of(source, open_database)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from numbers import Integral
 from typing import Any
 
@@ -32,6 +33,22 @@ def canonical_json(value: Any) -> str:
 def key_of(value: Any) -> str:
     """The first 32 hexadecimal digits of the SHA-256 of ``value``'s canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:KEY_HEX_DIGITS]
+
+
+def finite(value: Any) -> Any:
+    """``value`` with None in place of every number that is not finite, for a JSON document that others read."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def time_text(value: datetime) -> str:
+    """An aware time in UTC to the microsecond, ``2026-01-31T12:00:00.000000Z``, so that texts sort as times do."""
+    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _plain(value: Any) -> Any:

@@ -64,6 +64,16 @@ class Limits:
             same_bits=None if bits is None else str(bits),
         )
 
+    @classmethod
+    def apart(cls, parameters: Mapping[str, Any]) -> tuple[Limits, dict[str, Any]]:
+        """The limits among flat ``parameters``, and the others, which are `Signature.problem`'s.
+
+        Raises:
+            BadInput: the value of a limit is wrong.
+        """
+        limits = cls.read({name: value for name, value in parameters.items() if name in cls.NAMES})
+        return limits, {name: value for name, value in parameters.items() if name not in cls.NAMES}
+
     def to_dict(self) -> dict[str, Any]:
         """Only what differs from the defaults, as `read` takes it."""
         given = {name: getattr(self, name) for name in self.NAMES}

@@ -87,6 +87,3 @@ class Failure:
 
     kind: FailureKind
     detail: str = ""
-
-
-Outcome = Measurement | Failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,25 @@ def read_question(signature: Signature, parameters: Mapping[str, Any]) -> Questi
     Raises:
         BadInput: a parameter is wrong, or a dimension is zero.
     """
-    limits = {name: value for name, value in parameters.items() if name in Limits.NAMES}
-    problem = signature.problem({name: value for name, value in parameters.items() if name not in Limits.NAMES})
-    return Question(with_work(problem), Limits.read(limits))
+    limits, named = Limits.apart(parameters)
+    return Question(with_work(signature.problem(named)), limits)
+
+
+def parse_parameters(words: Iterable[str]) -> dict[str, str]:
+    """Read ``name=value`` words, as the command line takes them.
+
+    Raises:
+        BadInput: a word is not of that form, or a name stands twice.
+    """
+    parameters: dict[str, str] = {}
+    for word in words:
+        name, _, value = (part.strip() for part in word.partition("="))
+        if not (name and value):
+            raise BadInput(f"{word.strip()!r} is not name=value, for example rows=1024", field=name or None)
+        if name in parameters:
+            raise BadInput(f"{name} is given twice", field=name)
+        parameters[name] = value
+    return parameters
 
 
 def with_work(problem: Problem) -> Problem:

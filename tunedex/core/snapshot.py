@@ -112,8 +112,8 @@ class Snapshot:
             BadInput: a parameter is wrong.
         """
         signature = self.signature(kernel)
-        limits = Limits.read({n: v for n, v in parameters.items() if n in Limits.NAMES})
-        return self.answer(signature.problem({n: v for n, v in parameters.items() if n not in Limits.NAMES}), limits)
+        limits, named = Limits.apart(parameters)
+        return self.answer(signature.problem(named), limits)
 
     def answer(self, problem: Problem, limits: Limits = NO_LIMITS) -> Answer:
         """The best config for ``problem`` within ``limits``: an exact row, else the kernel's default.

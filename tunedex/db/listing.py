@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
+from tunedex.core.channel import check_channel
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput
 from tunedex.core.measurement import FailureKind
@@ -31,7 +32,7 @@ from tunedex.db.models import (
     SweepRow,
     TrialRow,
 )
-from tunedex.db.publishing import check_channel, valid_at
+from tunedex.db.publishing import valid_at
 from tunedex.db.records import Best, DeviceSummary, Miss, Page, Stage, Sweep, Trial
 
 MAX_LIMIT = 1000

@@ -23,7 +23,7 @@ from tunedex.db.models import (
     TrialRow,
 )
 from tunedex.db.records import Best, Miss, Stage, Sweep, SweepStatus, Trial
-from tunedex.db.types import now, time_of, time_text
+from tunedex.db.types import now, row_time, time_of
 
 Columns = dict[str, Any]
 
@@ -129,7 +129,7 @@ def row_of(row: BestRow) -> Row:
         roofline_share=row.roofline_share,
         warm_us=row.warm_us,
         source=row.source,
-        measured_at=time_text(row.measured_at),
+        measured_at=row_time(row.measured_at),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
+from tunedex.core.channel import Channel, check_channel
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
 from tunedex.core.problem import Problem
@@ -17,11 +18,7 @@ from tunedex.core.snapshot import Snapshot
 from tunedex.db.mapping import best_columns, device_of, problem_of, row_of
 from tunedex.db.models import BestRow, ChannelRow, DeviceRow, ProblemRow, RevisionRow
 from tunedex.db.recording import latest_signatures, register_problems, upsert
-from tunedex.db.types import now, time_of, time_text
-
-CANDIDATE = "candidate"
-STABLE = "stable"
-CHANNELS = (CANDIDATE, STABLE)
+from tunedex.db.types import now, row_time, time_of
 
 
 def publish(
@@ -40,7 +37,7 @@ def publish(
     given = {problem: _as_stored(rows) for problem, rows in answers.items()}
     changed = {problem: rows for problem, rows in given.items() if rows != current.get(problem.key, [])}
     if not changed:
-        return current_revision(session, device, CANDIDATE)
+        return current_revision(session, device, Channel.CANDIDATE)
     register_problems(session, changed)
     revision = newest_revision(session) + 1
     session.execute(
@@ -55,7 +52,7 @@ def publish(
     rows = [best_columns(device, problem, row, revision) for problem in changed for row in changed[problem]]
     if rows:
         session.execute(insert(BestRow), rows)
-    for channel in CHANNELS if stable else (CANDIDATE,):
+    for channel in Channel if stable else (Channel.CANDIDATE,):
         _move(session, device, channel, revision)
     return revision
 
@@ -63,13 +60,15 @@ def publish(
 def promote(session: Session, device: str | None, revision: int | None) -> dict[str, int]:
     """Move ``stable`` to the candidate, or to ``revision``, of one device or of all; gives what moved."""
     _lock(session)
-    return _move_stable(session, device, revision, of=CANDIDATE)
+    pointers = _pointers(session, device, revision, of=Channel.CANDIDATE)
+    return _move_stable(session, {key: revision or candidate for key, candidate in pointers.items()})
 
 
 def rollback(session: Session, revision: int, device: str | None) -> dict[str, int]:
-    """Move ``stable`` back to ``revision``, of one device or of all that have one; gives what moved."""
+    """Move ``stable`` back to ``revision``, of one device or of all that are beyond it; gives what moved."""
     _lock(session)
-    return _move_stable(session, device, revision, of=STABLE)
+    pointers = _pointers(session, device, revision, of=Channel.STABLE)
+    return _move_stable(session, {key: revision for key, stable in pointers.items() if stable > revision})
 
 
 def snapshot(session: Session, device: str, *, channel: str, revision: int | None) -> Snapshot:
@@ -130,27 +129,28 @@ def valid_at(revision: Any) -> ColumnElement[bool]:
     return and_(BestRow.since <= revision, or_(BestRow.until.is_(None), BestRow.until > revision))
 
 
-def check_channel(channel: str) -> None:
-    """
+def _pointers(session: Session, device: str | None, revision: int | None, *, of: Channel) -> dict[str, int]:
+    """Where the channel ``of`` points, by device: of one or of all.
+
     Raises:
-        BadInput: there is no such channel.
+        UnknownDevice: the device is not registered.
+        UnknownRevision: ``revision`` was never published.
     """
-    if channel not in CHANNELS:
-        raise BadInput(f"channel {channel!r} is unknown; known are {', '.join(CHANNELS)}", field="channel")
-
-
-def _move_stable(session: Session, device: str | None, revision: int | None, *, of: str) -> dict[str, int]:
     if device is not None:
         _known_device(session, device)
     if revision is not None:
         _known_revision(session, revision, least=1)
-    pointers = select(ChannelRow).where(ChannelRow.name == of).order_by(ChannelRow.device_key)
+    pointers = select(ChannelRow).where(ChannelRow.name == of)
     if device is not None:
         pointers = pointers.where(ChannelRow.device_key == device)
-    targets = {row.device_key: revision or row.revision for row in session.scalars(pointers)}
-    moved = {key: to for key, to in targets.items() if current_revision(session, key, STABLE) != to}
+    return {row.device_key: row.revision for row in session.scalars(pointers.order_by(ChannelRow.device_key))}
+
+
+def _move_stable(session: Session, targets: Mapping[str, int]) -> dict[str, int]:
+    """Move ``stable`` of each device to its target, and give those that were not there already."""
+    moved = {key: to for key, to in targets.items() if current_revision(session, key, Channel.STABLE) != to}
     for key, to in moved.items():
-        _move(session, key, STABLE, to)
+        _move(session, key, Channel.STABLE, to)
     return moved
 
 
@@ -176,7 +176,7 @@ def _as_stored(rows: Sequence[Row]) -> list[Row]:
         BadInput: a ``measured_at`` is not a time.
     """
     try:
-        spelled = [replace(row, measured_at=time_text(time_of(row.measured_at))) for row in rows]
+        spelled = [replace(row, measured_at=row_time(time_of(row.measured_at))) for row in rows]
     except ValueError as error:
         raise BadInput(f"a row's measured_at is wrong: {error}", field="measured_at") from error
     return sorted(spelled, key=lambda row: row.rank)

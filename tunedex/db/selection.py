@@ -22,7 +22,7 @@ from tunedex.core.limits import NO_LIMITS
 from tunedex.core.measurement import Failure, Measurement, Policy
 from tunedex.core.row import Row, allows, beats
 from tunedex.db.records import Trial
-from tunedex.db.types import time_text
+from tunedex.db.types import row_time
 
 #: How many rows of a problem are published at most.
 MAX_ROWS = 16
@@ -160,7 +160,7 @@ def _row(trial: Trial, measurement: Measurement) -> Row:
         environment=trial.environment,
         warm_us=trial.warm_us,
         source=LOCAL,
-        measured_at=time_text(trial.created_at),
+        measured_at=row_time(trial.created_at),
     )
 
 

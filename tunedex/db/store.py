@@ -14,6 +14,7 @@ from types import TracebackType
 from sqlalchemy import URL, Engine, text
 from sqlalchemy.orm import Session
 
+from tunedex.core.channel import Channel
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import DatabaseError
 from tunedex.core.problem import Problem
@@ -22,7 +23,6 @@ from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Snapshot
 from tunedex.db import engine as engines
 from tunedex.db import listing, migrate, publishing, recording
-from tunedex.db.publishing import STABLE
 from tunedex.db.records import (
     Best,
     Ceilings,
@@ -215,11 +215,14 @@ class Store:
             return publishing.promote(session, device, revision)
 
     def rollback(self, revision: int, device: str | None = None) -> dict[str, int]:
-        """Move ``stable`` back to ``revision``: of one device, or of every one that has it. See `promote`."""
+        """Move ``stable`` back to ``revision``, of one device or of every one; see `promote`.
+
+        A device whose ``stable`` is at the revision or behind it stays there.
+        """
         with self._writing() as session:
             return publishing.rollback(session, revision, device)
 
-    def snapshot(self, device: str, *, channel: str = STABLE, revision: int | None = None) -> Snapshot:
+    def snapshot(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> Snapshot:
         """Every answer for ``device`` at ``revision``, by default the one that ``channel`` offers.
 
         A device never seen is described by its key, and has no rows.
@@ -231,7 +234,7 @@ class Store:
         with self._reading() as session:
             return publishing.snapshot(session, device, channel=channel, revision=revision)
 
-    def rows_of(self, device: str, problem: str, channel: str = STABLE) -> tuple[Row, ...]:
+    def rows_of(self, device: str, problem: str, channel: str = Channel.STABLE) -> tuple[Row, ...]:
         """What ``channel`` offers ``device`` for the problem of that key, by rank; empty where it offers nothing.
 
         Raises:
@@ -240,7 +243,7 @@ class Store:
         with self._reading() as session:
             return publishing.rows_of(session, device, problem, channel)
 
-    def current_revision(self, device: str, channel: str = STABLE) -> int:
+    def current_revision(self, device: str, channel: str = Channel.STABLE) -> int:
         """The revision that ``channel`` offers for ``device``; 0 where there is none. One indexed read."""
         with self._reading() as session:
             return publishing.current_revision(session, device, channel)
@@ -272,7 +275,7 @@ class Store:
         device: str | None = None,
         kernel: str | None = None,
         *,
-        channel: str = STABLE,
+        channel: str = Channel.STABLE,
         after: str | None = None,
         limit: int = 100,
     ) -> Page[Best]:

@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import BigInteger, DateTime, Dialect, Integer, Text
 from sqlalchemy.types import TypeDecorator
 
+from tunedex.core.canonical import time_text
+
 #: A primary key that the database numbers; SQLite numbers only columns spelled INTEGER, which hold 64 bits anyway.
 GrowingId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -57,13 +59,13 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def time_text(value: datetime | None) -> str:
-    """A stored time as a row carries it, for example ``2026-01-31T12:00:00Z``; "" for none."""
-    return "" if value is None else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def row_time(value: datetime | None) -> str:
+    """A stored time as a row carries it; "" for none."""
+    return "" if value is None else time_text(value)
 
 
 def time_of(text: str) -> datetime | None:
-    """The reverse of `time_text`; a text without a zone is taken as UTC.
+    """The reverse of `row_time`; a text without a zone is taken as UTC.
 
     Raises:
         ValueError: the text is not an ISO 8601 time.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request, Response
 
-from tunedex.api.answers import CHANNELS
 from tunedex.api.metrics import MEDIA_TYPE
 from tunedex.api.replies import json_reply
 from tunedex.api.state import State, state_of
+from tunedex.core.channel import Channel
 from tunedex.core.errors import DatabaseError
 
 router = APIRouter(tags=["health"])
@@ -39,6 +39,6 @@ def _newest(state: State) -> dict[str, int] | None:
     """The newest revision that each channel offers on any device; None where the database does not answer."""
     try:
         keys = [summary.device.key for summary in state.store.devices()]
-        return {c: max((state.store.current_revision(key, c) for key in keys), default=0) for c in CHANNELS}
+        return {c: max((state.store.current_revision(key, c) for key in keys), default=0) for c in Channel}
     except DatabaseError:
         return None

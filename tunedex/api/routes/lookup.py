@@ -11,8 +11,9 @@ from tunedex.api import questions
 from tunedex.api.answers import Held
 from tunedex.api.problem_json import document_of
 from tunedex.api.replies import flat_parameters, json_body, json_reply, strict_query
-from tunedex.api.schemas import AnswerDocument, BatchQuery, BatchReply, BatchRequest
+from tunedex.api.schemas import AnswerDocument, BatchReply, BatchRequest
 from tunedex.api.state import State, state_of
+from tunedex.core.channel import Channel
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import Objective
 from tunedex.core.signature import whole_number
@@ -47,7 +48,7 @@ _PARAMETERS = [
     _parameter("max_memory", "Bytes beyond operands and outputs.", {"type": "integer"}),
     _parameter("policy", "How the caller launches.", {"type": "string", "enum": ["eager", "graph"]}),
     _parameter("same_bits", "An output hash: only configs that give these bits.", _TEXT),
-    _parameter("channel", "What to read.", {"type": "string", "enum": ["stable", "candidate"]}),
+    _parameter("channel", "What to read.", {"type": "string", "enum": [c.value for c in Channel]}),
     _parameter("revision", "Pin a revision instead of the channel's current one.", {"type": "integer"}),
 ]
 
@@ -78,7 +79,7 @@ async def _held(state: State, parameters: Mapping[str, str]) -> Held:
     revision = parameters.get("revision")
     return await state.answers.snapshot(
         parameters["device"],
-        parameters.get("channel", "stable"),
+        parameters.get("channel", Channel.STABLE),
         None if revision is None else whole_number("revision", revision),
     )
 
@@ -121,7 +122,3 @@ def _item(state: State, held: Held, query: object, number: int) -> dict[str, Any
         return questions.answer(state, held, kernel, parameters).to_dict()
     except BadInput as error:
         return document_of(error, f"/v1/lookup:batch#/queries/{number}").to_dict()
-
-
-#: What one of `BatchRequest.queries` holds; the OpenAPI document lists it.
-QUERY_SCHEMA = BatchQuery

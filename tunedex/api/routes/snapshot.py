@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from tunedex.api.answers import Held
 from tunedex.api.replies import strict_query
-from tunedex.api.schemas import Channel, Id, Strict, Text
+from tunedex.api.schemas import Id, Strict, Text
 from tunedex.api.state import state_of
+from tunedex.core.channel import Channel
 
 router = APIRouter(tags=["snapshot"])
 
@@ -21,7 +22,7 @@ class SnapshotQuery(Strict):
     """``since`` is the revision that the caller holds: where it is still the current one, the reply is 304."""
 
     device: Text
-    channel: Channel = "stable"
+    channel: Channel = Channel.STABLE
     revision: Id | None = None
     since: Id | None = None
 

@@ -1,0 +1,48 @@
+"""Numbers and addresses as people are shown them, one way on the command line, in pages and in messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from urllib.parse import unquote_plus
+
+_HOST = re.compile(r"(\[[^\]]*\]|[^:@]*)(:[0-9]*)?")
+_PARAMETER = re.compile(r"(?P<lead>[?&])(?P<name>[^=&#]*)=[^&#]*")
+_SECRETS = frozenset({"password", "sslpassword", "token", "api_key", "key", "secret"})
+
+
+def time_words(value_us: float | None, *, micro: str = "us") -> str:
+    """A time to three digits with its unit, ``1.25 ms``; "" where there is none. ``micro`` spells microseconds."""
+    if value_us is None or not math.isfinite(value_us):
+        return ""
+    # A value goes to the next unit where three digits of it would read 1000.
+    scale, unit = (1.0, micro) if value_us < 999.5 else (1e3, "ms") if value_us < 999.5e3 else (1e6, "s")
+    return f"{three_digits(value_us / scale)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Three digits of ``value``, two decimals at most and with no exponent."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def without_password(address: str) -> str:
+    """``address`` as a message may show it: without user and password, the parameters that name a secret masked.
+
+    Reads any text. In one that is no address, a password may hold what ends a host, so everything up to the last @
+    goes; one without ``://`` comes back as it is.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    if "@" in rest and not _HOST.fullmatch(re.split("[/?#]", rest, maxsplit=1)[0]):
+        rest = rest.rpartition("@")[2]
+    return f"{scheme}://{_PARAMETER.sub(_masked, rest)}"
+
+
+def secret(name: str) -> bool:
+    """Whether a parameter of that name, as an address spells it, holds what nobody else may read."""
+    return unquote_plus(name).lower() in _SECRETS
+
+
+def _masked(parameter: re.Match[str]) -> str:
+    return f"{parameter['lead']}{parameter['name']}=***" if secret(parameter["name"]) else parameter[0]
