@@ -101,7 +101,7 @@ def test_pipeline_beyond_shared_memory(name: str, own: dict[str, Any], compile_a
               "evict_first": False, **own}  # fmt: skip
     parameters = {"rows": 100000, "cols": 16384, "dtype": "float32"}
     small, large = compile_apart([(name, parameters, config, 86), (name, parameters, config, 90)])
-    assert small["over"] == "shared memory"
+    assert small["over"] == "bytes of shared memory"
     assert small["needed"] > DEVICES[86].shared_memory_bytes
     assert large["shared"] <= DEVICES[90].shared_memory_bytes
 

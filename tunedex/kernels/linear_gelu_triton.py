@@ -244,6 +244,28 @@ def _pointer(
 
 
 @jit
+def _sums(
+    x,
+    weight,
+    tile_m,
+    tile_n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The sums of one tile, loaded by the descriptors ``x`` and ``weight``. Inlined before loops are flattened."""
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # Descriptors read zeros beyond the edge and store nothing there.
+    for done in range(0, k, BLOCK_K):
+        a = x.load([tile_m * BLOCK_M, done])
+        b = weight.load([tile_n * BLOCK_N, done])
+        accumulator = tl.dot(a, b.T, accumulator, input_precision=PRECISION)
+    return accumulator
+
+
+@jit
 def _finish(accumulator, out, bias, row, first_column, n, FORM: tl.constexpr):
     """Add the bias to the sums of a tile, activate, and store it by the descriptor ``out``."""
     column = first_column + tl.arange(0, accumulator.shape[1])
@@ -268,12 +290,7 @@ def _descriptor(
     PRECISION: tl.constexpr,
 ):
     tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
-    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    # Descriptors read zeros beyond the edge and store nothing there.
-    for done in range(0, k, BLOCK_K):
-        a = x.load([tile_m * BLOCK_M, done])
-        b = weight.load([tile_n * BLOCK_N, done])
-        accumulator = tl.dot(a, b.T, accumulator, input_precision=PRECISION)
+    accumulator = _sums(x, weight, tile_m, tile_n, k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     _finish(accumulator, out, bias, tile_m * BLOCK_M, tile_n * BLOCK_N, n, FORM)
 
 
@@ -302,11 +319,7 @@ def _persistent(
     finished = first - PROGRAMS
     for index in tl.range(first, tiles_m * tiles_n, PROGRAMS, flatten=True):
         tile_m, tile_n = _tile(index, tiles_m, tiles_n, GROUP_M)
-        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for done in range(0, k, BLOCK_K):
-            a = x.load([tile_m * BLOCK_M, done])
-            b = weight.load([tile_n * BLOCK_N, done])
-            accumulator = tl.dot(a, b.T, accumulator, input_precision=PRECISION)
+        accumulator = _sums(x, weight, tile_m, tile_n, k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
         finished += PROGRAMS
         tile_m, tile_n = _tile(finished, tiles_m, tiles_n, GROUP_M)
         _finish(accumulator, out, bias, tile_m * BLOCK_M, tile_n * BLOCK_N, n, FORM)
