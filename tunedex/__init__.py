@@ -133,7 +133,7 @@ class _DatabaseSource:
 
     def __init__(self, url: str) -> None:
         from tunedex.client.settings import SETTINGS
-        from tunedex.client.sources import without_password
+        from tunedex.core.display import without_password
         from tunedex.core.errors import MissingExtra
 
         try:

@@ -91,6 +91,16 @@ def test_a_built_in_kernel_has_a_default_on_a_fresh_database(
 
     assert (found["match"], found["revision"], found["source"]["kind"]) == ("default", 0, "default")
     assert found["config"]["implementation"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_answer_without_a_database_and_with_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "new.db")
+    without = answer(capsys, *ASKED, "--db", path)
+    open_store(path).close()
+    assert answer(capsys, *ASKED, "--db", path) == without
 
 
 def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +140,8 @@ def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytes
 def test_bad_input_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    assert run(["lookup", "--db", str(tmp_path / "new.db"), *arguments]) == 2
+    assert run(["lookup", "--db", str(tmp_path / "there" / "new.db"), *arguments]) == 2
+    assert list(tmp_path.iterdir()) == []
 
     out, err = capsys.readouterr()
     assert out == ""

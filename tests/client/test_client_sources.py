@@ -18,7 +18,7 @@ from demo import H200, TUNED, snapshot
 
 from tunedex.client.cache import Stamped
 from tunedex.client.settings import SETTINGS
-from tunedex.client.sources import FileSource, HttpSource, without_password
+from tunedex.client.sources import FileSource, HttpSource
 from tunedex.core.canonical import canonical_json
 from tunedex.core.errors import BadInput, CannotRun
 
@@ -189,8 +189,11 @@ def test_misses_that_are_refused_for_good_are_dropped_and_others_kept(status: in
 
 
 def test_a_password_is_not_shown() -> None:
-    assert without_password("https://user:secret@host:1/path?a=b") == "https://host:1/path?a=b"
     assert HttpSource("http://user:secret@host").name == "http://host"
+    for wrong in ("http://user:secret@host:99999", "http://user:secret@[::1"):
+        with pytest.raises(BadInput) as caught:
+            HttpSource(wrong)
+        assert "secret" not in str(caught.value)
 
 
 def test_a_file_is_read_when_it_changes(tmp_path: Path) -> None:

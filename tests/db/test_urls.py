@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunedex.core.errors import BadInput
-from tunedex.db.urls import database_url, embedded_path, parse
+from tunedex.db.engine import name_of
+from tunedex.db.urls import database_url, embedded_path, parse, spelled
 
 
 @pytest.fixture(autouse=True)
@@ -86,11 +87,36 @@ def test_what_names_no_database_is_refused_in_one_line(wrong: str) -> None:
     assert caught.value.field == "db"
 
 
-@pytest.mark.parametrize("wrong", ["mysql://ann:secret@db.example/t", "postgresql://ann:secret@db.example:port/t"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "mysql://ann:secret@db.example/t",
+        "postgresql://ann:secret@db.example:port/t",
+        "postgresql://db.example:port/t?password=secret",
+        "postgresql://ann:secret@db.example/\0",
+        "sqlite://ann:secret@db.example/t",
+    ],
+)
 def test_a_password_is_not_repeated(wrong: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse(wrong)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:secret@db.example/t?sslmode=require",
+        "postgresql://db.example/t?user=ann&password=secret&sslmode=require",
+        "postgresql://db.example/t?Pass%77ord=secret&sslmode=require",
+    ],
+)
+def test_a_url_is_shown_without_its_password_wherever_it_stands(url: str) -> None:
+    for shown in (spelled(parse(url)), name_of(parse(url))):
+        assert "secret" not in shown
+        assert "db.example/t?" in shown
+        assert "sslmode=require" in shown
+    assert "secret" in database_url(url)
 
 
 def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table
-from tunedex.core.errors import BadInput
+from tunedex.core.catalog import builtin_signatures
+from tunedex.core.channel import Channel, check_channel
+from tunedex.core.errors import BadInput, UnknownRevision
+from tunedex.core.question import parse_parameters, read_question
+from tunedex.core.snapshot import Answer, Snapshot, with_signatures
 
 if TYPE_CHECKING:
+    from tunedex.core.device import Device
     from tunedex.core.problem import Problem
-    from tunedex.core.snapshot import Answer, Snapshot
 
 
 def register(app: typer.Typer) -> None:
@@ -41,17 +45,13 @@ def lookup(
     tuner lookup softmax rows=1024 cols=4096 dtype=float32
     """
     from tunedex.client.device import device_named
-    from tunedex.core.catalog import builtin_signatures
-    from tunedex.core.question import read_question
-    from tunedex.core.snapshot import with_signatures
-    from tunedex.db import open_store
 
-    given = _named(parameters)
+    given = parse_parameters(parameters)
+    offered = check_channel(channel)
     if revision is not None and revision < 0:
         raise BadInput(f"--revision {revision} is negative", field="revision")
-    key = device_named(None if device == "auto" else device).key
-    with open_store(db) as store:
-        snapshot = with_signatures(store.snapshot(key, channel=channel, revision=revision), builtin_signatures())
+    where = device_named(None if device == "auto" else device)
+    snapshot = with_signatures(_snapshot(db, where, offered, revision), builtin_signatures())
     question = read_question(snapshot.signature(kernel), given)
     answer = snapshot.answer(question.problem, question.limits)
     if as_json:
@@ -60,21 +60,20 @@ def lookup(
         _print(question.problem, snapshot, answer)
 
 
-def _named(parameters: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts by name.
+def _snapshot(db: str | None, device: Device, channel: Channel, revision: int | None) -> Snapshot:
+    """What the database holds for ``device``; where there is none yet, nothing is made and nothing is published.
 
     Raises:
-        BadInput: a text is none, or a name is given twice.
+        UnknownRevision: ``revision`` was never published.
     """
-    given: dict[str, str] = {}
-    for text in parameters:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise BadInput(f"{text!r} is not NAME=VALUE, for example rows=1024", field=name or None)
-        if name in given:
-            raise BadInput(f"{name} is given twice", field=name)
-        given[name] = value
-    return given
+    from tunedex.db import database_exists, open_store
+
+    if database_exists(db):
+        with open_store(db, create=False) as store:
+            return store.snapshot(device.key, channel=channel, revision=revision)
+    if revision:
+        raise UnknownRevision(f"revision {revision} is unknown; nothing is published yet", field="revision")
+    return Snapshot(device, channel, 0, {}, {}, {})
 
 
 def _print(problem: Problem, snapshot: Snapshot, answer: Answer) -> None:

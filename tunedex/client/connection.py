@@ -12,6 +12,7 @@ from tunedex.client.sources import BuiltinSource, FileSource, HttpSource, Source
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import check_channel
 from tunedex.core.device import Device
+from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput, DeviceError, MissingExtra, TunedexError
 from tunedex.core.folders import default_database
 from tunedex.core.signature import whole_number
@@ -69,7 +70,8 @@ def source_of(source: str | os.PathLike[str] | None, open_database: OpenDatabase
         raise BadInput(f"source is a {type(source).__name__}; it would be {_SHAPES}", field="source")
     text = os.fspath(source)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise BadInput(f"source {text!r} is not {_SHAPES}", field="source")
+        shown = without_password(text) if isinstance(text, str) else text
+        raise BadInput(f"source {shown!r} is not {_SHAPES}", field="source")
     scheme, separator, _ = text.partition("://")
     if not separator:
         return _by_content(Path(os.path.expanduser(text)), open_database)  # noqa: PTH111 - leaves an unknown ~user as it is

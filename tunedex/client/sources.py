@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from tunedex.client.cache import Stamped, read_bounded, read_snapshot
 from tunedex.client.settings import SETTINGS
+from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput, CannotRun
 from tunedex.core.problem import Problem
 
@@ -65,7 +66,10 @@ class HttpSource:
         except ValueError:  # brackets that do not close, or a port that is no number
             right = False
         if not right:
-            raise BadInput(f"source {url!r} is not an address; one looks like http://127.0.0.1:8421", field="source")
+            raise BadInput(
+                f"source {without_password(url)!r} is not an address; one looks like http://127.0.0.1:8421",
+                field="source",
+            )
         self.url = url.rstrip("/")
         self.name = without_password(self.url)
         self.wait_s = wait_s
@@ -160,12 +164,6 @@ class BuiltinSource:
 
     def report(self, device: str, misses: Mapping[Problem, int]) -> bool:
         return False
-
-
-def without_password(url: str) -> str:
-    """``url`` without what stands before an @."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _detail(body: bytes) -> str:

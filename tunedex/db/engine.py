@@ -121,7 +121,7 @@ def _shared(url: URL) -> Engine:
 
 
 def _embedded(path: Path, *, create: bool) -> Engine:
-    if not _present(path):
+    if not present(path):
         if not create:
             raise DatabaseError(f"there is no database {path}; `tuner sweep` or `tuner db upgrade` makes one")
         try:
@@ -134,7 +134,7 @@ def _embedded(path: Path, *, create: bool) -> Engine:
     return engine
 
 
-def _present(path: Path) -> bool:
+def present(path: Path) -> bool:
     """Whether there is a file at ``path`` that may be a database.
 
     Raises:
@@ -143,10 +143,10 @@ def _present(path: Path) -> bool:
     try:
         if path.is_dir():
             raise DatabaseError(f"database {path} is a directory; it would be a file in it")
-        if not path.exists():
-            return False
         with path.open("rb") as file:
             header = file.read(len(_HEADER))
+    except FileNotFoundError:
+        return False
     except OSError as error:
         raise DatabaseError(f"database {path} cannot be opened: {error.strerror}") from error
     if header and header != _HEADER:

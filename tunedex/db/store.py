@@ -56,6 +56,17 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
     return Store(engine, where)
 
 
+def database_exists(url: str | None = None) -> bool:
+    """Whether there is a database at ``url``; a shared one is taken to be there.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: what is there is no database, or cannot be looked at.
+    """
+    where = parse(url)
+    return not engines.embedded(where) or engines.present(Path(where.database or ""))
+
+
 def upgrade_database(url: str | None = None) -> tuple[str, bool]:
     """Bring the database at ``url``, of either kind, to the version of this code.
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from tunedex.core.display import secret, without_password
 from tunedex.core.errors import BadInput
 from tunedex.core.folders import default_database
 
@@ -29,12 +30,14 @@ def database_url(url: str | None = None) -> str:
 
 
 def spelled(url: URL, *, hide_password: bool = True) -> str:
-    """``url`` as text that `parse` reads back, but for a hidden password.
+    """``url`` as text that `parse` reads back, but for a hidden password, wherever it stands.
 
     A file's name is spelled here, because SQLAlchemy 2.0 and 2.1 do it in unlike ways.
     """
     if url.get_backend_name() == "sqlite":
         return "sqlite:///" + re.sub("[%?#]", lambda found: f"%{ord(found[0]):02X}", url.database or "")
+    if hide_password:
+        url = url.difference_update_query([name for name in url.query if secret(name)])
     return url.render_as_string(hide_password=hide_password)
 
 
@@ -45,7 +48,7 @@ def parse(url: str | None = None) -> URL:
         BadInput: the text names no database that Tunedex can use.
     """
     given = url if url is not None else os.environ.get(SETTING) or str(default_database())
-    shown = repr(given) if url is not None else f"{SETTING}={given!r}"
+    shown = repr(without_password(given)) if url is not None else f"{SETTING}={without_password(given)!r}"
     if not given.strip() or "\0" in given:
         raise BadInput(f"database {shown} is not {_SHAPES}", field="db")
     if "://" not in given:
@@ -59,11 +62,13 @@ def parse(url: str | None = None) -> URL:
             raise BadInput(f"database {shown} has options; it would be sqlite:///FILE, a ? in it as %3F", field="db")
         return _sqlite(path)
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
-        raise BadInput(f"database {_hide(given)!r} has an unknown scheme; it would be {_SHAPES}", field="db")
+        raise BadInput(f"database {shown} has an unknown scheme; it would be {_SHAPES}", field="db")
     try:
         parsed = make_url(f"postgresql+psycopg://{rest}")
     except (ArgumentError, ValueError):
-        raise BadInput(f"database {_hide(given)!r} is not a URL; it would be {_SHAPES}", field="db") from None
+        raise BadInput(
+            f"database {shown} is not a URL; it would be {_SHAPES}", field="db"
+        ) from None
     return parsed
 
 
@@ -83,9 +88,3 @@ def _sqlite(path: str) -> URL:
     except RuntimeError:  # "~somebody", who does not exist
         raise BadInput(f"database {path!r} is in the home of nobody; it would be {_SHAPES}", field="db") from None
     return URL.create("sqlite", database=str(absolute))
-
-
-def _hide(url: str) -> str:
-    """``url`` without what stands before an @, which may be a password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,66 @@
+"""Numbers and addresses as people are shown them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunedex.cli.output import microseconds
+from tunedex.core.display import time_words, without_password
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.00 us"),
+        (0.5, "0.50 us"),
+        (9.994, "9.99 us"),
+        (9.996, "10.0 us"),
+        (99.96, "100 us"),
+        (999.4, "999 us"),
+        (999.6, "1.00 ms"),
+        (999_499.0, "999 ms"),
+        (999_600.0, "1.00 s"),
+        (12_345_678.0, "12.3 s"),
+        (3e9, "3000 s"),
+    ],
+)
+def test_a_time_has_three_digits_and_its_unit(value: float, text: str) -> None:
+    assert time_words(value) == microseconds(value) == text
+    assert time_words(value, micro="µs") == text.replace("us", "µs")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_what_is_no_time_has_no_words(value: float | None) -> None:
+    assert (time_words(value), microseconds(value)) == ("", "-")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1.0, 1e9))
+def test_below_a_thousand_seconds_no_figure_reaches_a_thousand_or_loses_a_digit(value: float) -> None:
+    number, unit = time_words(value).split()
+    assert "e" not in number
+    assert float(number) <= 999 or unit == "s"
+    scale = {"us": 1.0, "ms": 1e3, "s": 1e6}[unit]
+    assert float(number) * scale == pytest.approx(value, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://host:1/path?a=b", "https://host:1/path?a=b"),
+        ("https://user:secret@host:1/path?a=b", "https://host:1/path?a=b"),
+        ("http://secret@[::1]:8421", "http://[::1]:8421"),
+        ("http://host:8421/x@y", "http://host:8421/x@y"),
+        ("postgresql://u:se/c?r#et@host/t", "postgresql://host/t"),
+        ("postgresql://u:se@cret@host/t", "postgresql://host/t"),
+        ("postgresql://host/t?user=u&password=secret&x=1", "postgresql://host/t?user=u&password=***&x=1"),
+        ("postgresql://host/t?Pass%77ord=secret", "postgresql://host/t?Pass%77ord=***"),
+        ("http://host?token=secret#part", "http://host?token=***#part"),
+        ("a file@home.db", "a file@home.db"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
+    assert without_password(address) == shown
