@@ -186,3 +186,14 @@ def test_the_server_loads_neither_torch_nor_optuna() -> None:
 
 def test_the_database_loads_neither_torch_nor_optuna() -> None:
     assert _loaded_by("import tunedex.db") == {"sqlalchemy"}
+
+
+def test_files_fit_a_few_screens() -> None:
+    """Kernels apart, whose files hold an operation whole."""
+    longest = 400
+    lines = {
+        str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8").count("\n")
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] != "kernels"
+    }
+    assert {name: count for name, count in lines.items() if count > longest} == {}
