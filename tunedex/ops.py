@@ -126,6 +126,7 @@ class _Plan:
         answered = client.answer(problem).config
         self._configs = list(dict.fromkeys([*([answered] if answered else []), *client.alternatives(problem)]))
         self._launch: Launch | None = None
+        self._warned = False
         self._lock = threading.Lock()
 
     @property
@@ -143,11 +144,14 @@ class _Plan:
             with self._lock:
                 if self._launch is launch:  # else another thread has refused it already
                     self._refuse(failure)
-        # Binding may compile, which nobody may do while a CUDA graph is captured.
-        if self._configs and not _capturing(out):
-            with self._lock:
-                if self._bind(operands, out, options):
-                    return
+        if self._configs:
+            # Binding may compile, which nobody may do while a CUDA graph is captured.
+            if _capturing(out):
+                self._warn_of_capture()
+            else:
+                with self._lock:
+                    if self._bind(operands, out, options):
+                        return
         out.copy_(_unfused(self.kernel, self.problem, operands, options).view(out.shape))
 
     def _bind(self, operands: Tensors, out: torch.Tensor, options: Mapping[str, Any]) -> bool:
@@ -175,6 +179,13 @@ class _Plan:
         if refusal:
             raise BadInput(refusal)
         return implementation.bind(self.problem, config, self.device)
+
+    def _warn_of_capture(self) -> None:
+        """Say once that a graph keeps the slow way for good."""
+        consequence = "with no config bound, so the graph replays the unfused chain"
+        if not self._warned:
+            log.warning("%s is captured in a CUDA graph %s; call it once before the capture", self.problem, consequence)
+        self._warned = True
 
     def _refuse(self, error: Exception) -> None:
         config, self._launch = self._configs.pop(0), None

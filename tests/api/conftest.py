@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from tunedex.api import Settings, create_app
 from tunedex.core.config import Config
 from tunedex.core.device import Device, Environment
+from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
@@ -73,10 +74,11 @@ def fill(store: Store) -> None:
     store.register_signatures([SCALE])
     store.register_device(GPU)
     store.register_environment(ENVIRONMENT)
-    sweep = store.start_sweep(Sweep(GPU.key, ENVIRONMENT.key, {"preset": "quick"}))
+    limits = Limits(Objective.MEMORY, max_error=0.01, max_memory=1 << 20, policy="graph")
+    sweep = store.start_sweep(Sweep(GPU.key, ENVIRONMENT.key, {"preset": "quick"}, limits=limits))
     best = row()
     trial = Trial(problem(), GPU.key, ENVIRONMENT.key, "v1", best.config, best.measurement, Stage.FINAL, sweep)
-    store.add_trial(trial)
+    store.add_trial(replace(trial, max_error=0.01))
     failed = Failure(FailureKind.WRONG_RESULT, "y[3] is 7, not 8")
     store.add_trial(replace(trial, config=Config("triton", {"block": 32}), outcome=failed, stage=Stage.SEARCH))
     cheaper = row(12.0, rank=1, block=32, lossless=False, error=0.1, peak_memory_bytes=0)

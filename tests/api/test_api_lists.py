@@ -80,6 +80,7 @@ def test_a_trial_is_a_measurement_or_a_failure(quiet_site: Any) -> None:
     assert failed["measurement"] is None
     assert failed["failure"] == {"kind": "wrong_result", "detail": "y[3] is 7, not 8"}
     assert measured["failure"] is None
+    assert (measured["max_error"], failed["max_error"]) == (0.01, None)
     assert measured["measurement"]["policy"] == "eager-cold"
     assert (measured["stage"], measured["device"]["key"]) == ("final", GPU_KEY)
 
@@ -89,6 +90,14 @@ def test_a_sweep_says_how_it_ended(quiet_site: Any) -> None:
 
     assert (sweep["status"], sweep["options"], sweep["device"]) == ("done", {"preset": "quick"}, {"key": GPU_KEY})
     assert sweep["started_at"] <= sweep["ended_at"]
+    assert sweep["limits"] == {
+        "objective": "memory",
+        "max_error": 0.01,
+        "max_latency_us": None,
+        "max_memory": 1 << 20,
+        "policy": "graph",
+        "same_bits": None,
+    }
 
 
 @pytest.mark.parametrize(

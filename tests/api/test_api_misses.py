@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from tunedex.api import Settings
 from tunedex.api.metrics import Metrics
 from tunedex.api.misses import Misses
-from tunedex.core.errors import DatabaseError
+from tunedex.core.errors import BadInput, CannotRun, DatabaseError, TunedexError
 from tunedex.core.problem import Problem
 from tunedex.db import open_store
 
 GPU_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
+CPU_KEY = "cpu-other_model-4c-avx2"
 
 
 def miss(rows: Any = 64, **other: Any) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def counts(site: Any, **filters: Any) -> dict[int, int]:
 
 def test_a_report_is_taken_and_adds_up(site: Any) -> None:
     reply = report(site, miss(64, count=3), miss(32))
-    assert (reply.status_code, reply.json()) == (202, {"accepted": 2})
+    assert (reply.status_code, reply.json()) == (202, {"accepted": 2, "errors": []})
     report(site, miss(64, count=2))
 
     assert counts(site) == {64: 5, 32: 1}
@@ -75,11 +79,19 @@ def test_misses_are_filtered_by_kernel(site: Any) -> None:
         ("softmax", "misses.1"),
     ],
 )
-def test_one_bad_miss_refuses_the_report(site: Any, bad: Any, field: str) -> None:
-    reply = report(site, miss(), bad)
+def test_one_bad_miss_costs_none_of_the_others(site: Any, bad: Any, field: str) -> None:
+    reply = report(site, miss(64), bad, miss(32))
+
+    assert (reply.status_code, reply.json()["accepted"]) == (202, 2)
+    assert [error["field"] for error in reply.json()["errors"]] == [field]
+    assert counts(site) == {64: 1, 32: 1}
+
+
+def test_a_report_of_nothing_but_bad_misses_is_refused(site: Any) -> None:
+    reply = report(site, miss(kernel="nope"), miss(0))
 
     assert (reply.status_code, reply.headers["content-type"]) == (422, "application/problem+json")
-    assert [error["field"] for error in reply.json()["errors"]] == [field]
+    assert [error["field"] for error in reply.json()["errors"]] == ["misses.0.kernel", "misses.1.rows"]
     assert counts(site) == {}
 
 
@@ -152,29 +164,93 @@ def test_no_more_are_held_than_there_is_room_for(open_site: Any, fill: Any) -> N
         assert report(site, miss(11)).status_code == 202  # there is room again
 
 
-def test_while_the_database_is_away_misses_wait(problem: Any) -> None:
-    class Away:
-        """A store that is away at first."""
+class Scripted:
+    """A store whose writes fail as told, one failure a write, and are remembered afterwards."""
 
-        def __init__(self) -> None:
-            self.written: list[dict[Problem, int]] = []
-            self.away = True
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.written: list[tuple[str, dict[Problem, int]]] = []
 
+    def add_misses(self, device: str, counts: dict[Problem, int]) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.written.append((device, dict(counts)))
+
+
+def holding(store: Any, flush_s: float = 5.0) -> Misses:
+    return Misses(store, Settings(flush_s=flush_s), Metrics())
+
+
+@pytest.mark.parametrize("failure", [DatabaseError("away"), CannotRun("not now"), TunedexError("odd")])
+def test_what_cannot_be_written_now_waits(problem: Any, failure: Exception) -> None:
+    async def use() -> None:
+        store = Scripted(failure)
+        misses = holding(store)
+        misses.count(GPU_KEY, problem(8))
+        misses.count(CPU_KEY, problem(9))
+        await misses.flush()
+        assert store.written == [(CPU_KEY, {problem(9): 1})]
+        misses.count(GPU_KEY, problem(8))
+        await misses.flush()
+        assert store.written[1:] == [(GPU_KEY, {problem(8): 2})]
+        await misses.flush()
+        assert len(store.written) == 2
+
+    anyio.run(use)
+
+
+def test_what_can_never_be_written_is_dropped_and_counted(problem: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def use() -> None:
+        store, metrics = Scripted(BadInput("a value that no column holds")), Metrics()
+        misses = Misses(store, Settings(), metrics)  # type: ignore[arg-type]
+        misses.count(GPU_KEY, problem(8), 3)
+        for _ in range(2):
+            await misses.flush()
+        assert store.written == []
+        assert b"tunedex_misses_dropped_total 3.0" in metrics.text()
+
+    anyio.run(use)
+    assert "no column holds" in caplog.text
+
+
+def test_no_failure_ends_the_writing_in_the_background(problem: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def use() -> None:
+        store = Scripted(RuntimeError("a fault of ours"), CannotRun("not now"))
+        misses = holding(store, flush_s=0.01)
+        misses.count(GPU_KEY, problem(8))
+        writing = asyncio.create_task(misses.run())
+        for _ in range(500):
+            if store.written:
+                break
+            await asyncio.sleep(0.01)
+        writing.cancel()
+        assert store.written == [(GPU_KEY, {problem(8): 1})]
+
+    anyio.run(use)
+    assert "a fault of ours" in caplog.text
+
+
+def test_a_flush_that_is_cancelled_loses_nothing_and_writes_nothing_twice(problem: Any) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    class Slow(Scripted):
         def add_misses(self, device: str, counts: dict[Problem, int]) -> None:
-            if self.away:
-                raise DatabaseError("away")
-            self.written.append(dict(counts))
+            begun.set()
+            assert gate.wait(10)
+            super().add_misses(device, counts)
 
     async def use() -> None:
-        store: Any = Away()
-        misses = Misses(store, Settings(), Metrics())
-        misses.count(GPU_KEY, problem(8))
+        store = Slow()
+        misses = holding(store)
+        for device in (GPU_KEY, CPU_KEY):
+            misses.count(device, problem(8))
+        flushing = asyncio.create_task(misses.flush())
+        await anyio.to_thread.run_sync(begun.wait)
+        flushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        gate.set()
         await misses.flush()
-        misses.count(GPU_KEY, problem(8))
-        store.away = False
-        await misses.flush()
-        assert store.written == [{problem(8): 2}]
-        await misses.flush()
-        assert len(store.written) == 1
+        assert store.written == [(GPU_KEY, {problem(8): 1}), (CPU_KEY, {problem(8): 1})]
 
     anyio.run(use)

@@ -115,8 +115,39 @@ def test_misses_that_cannot_be_reported_are_kept_and_bounded(monkeypatch: pytest
     assert client.report_misses() == 0
     assert client.status().misses == 10
     source.fails = None
-    assert [client.report_misses() for _ in range(4)] == [4, 4, 2, 0]
-    assert sum(len(report) for report in source.reports) == 10
+    assert [client.report_misses() for _ in range(2)] == [10, 0]
+    assert [len(report) for report in source.reports] == [4, 4, 2]
+
+
+def test_closing_reports_every_miss_however_many_reports_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunedex.client.client.SETTINGS", replace(SETTINGS, reported_misses=4))
+    source = Shelf(snapshot())
+    with client_of(source) as client:
+        for rows in range(1, 31):
+            client.lookup("demo", rows, 512, dtype="bfloat16")
+    assert sorted(problem.dims["rows"] for report in source.reports for problem in report) == list(range(1, 31))
+    assert max(len(report) for report in source.reports) == 4
+    assert client.status().misses == 0
+
+
+def test_what_is_not_reported_in_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunedex.client.client.SETTINGS", replace(SETTINGS, reported_misses=4))
+    gate = threading.Event()
+
+    class Slow(Shelf):
+        def report(self, device: str, misses: Mapping[Problem, int]) -> bool:
+            if self.reports:
+                gate.wait(10)
+            return super().report(device, misses)
+
+    client = client_of(Slow(snapshot()))
+    for rows in range(1, 11):
+        client.lookup("demo", rows, 512, dtype="bfloat16")
+    assert client.report_misses(0.2) == 4
+    assert client.status().misses == 6
+    assert client.report_misses(0) == 0
+    assert client.status().misses == 6
+    gate.set()
 
 
 def test_closing_reports_once() -> None:

@@ -122,19 +122,27 @@ def test_where_no_config_runs_the_unfused_chain_does(case: Case, monkeypatch: py
 
 
 @every_case
-def test_while_a_graph_is_captured_nothing_is_bound(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_graph_is_captured_nothing_is_bound_which_is_said_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     problem = case.problem()
     operands = case.tensors(problem)
     with monkeypatch.context() as patch:
         patch.setattr(ops, "_capturing", lambda tensor: True)
-        accept(case, problem, operands, case.run(**operands))
+        for _ in range(2):
+            accept(case, problem, operands, case.run(**operands))
         assert running() == [None]
+        (warned,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert case.kernel in warned
+        assert "call it once before the capture" in warned
+    caplog.clear()
     accept(case, problem, operands, case.run(**operands))
     (bound,) = running()
     assert bound is not None
     monkeypatch.setattr(ops, "_capturing", lambda tensor: True)
     accept(case, problem, operands, case.run(**operands))
     assert running() == [bound]
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 def test_memory_that_runs_out_is_the_callers_to_know(monkeypatch: pytest.MonkeyPatch) -> None:

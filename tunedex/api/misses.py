@@ -11,7 +11,7 @@ from anyio.to_thread import run_sync
 
 from tunedex.api.metrics import Metrics
 from tunedex.api.settings import Settings
-from tunedex.core.errors import DatabaseError
+from tunedex.core.errors import BadInput, TunedexError
 from tunedex.core.problem import Problem
 from tunedex.db import Store
 
@@ -27,6 +27,7 @@ class Misses:
         self._metrics = metrics
         self._held: dict[tuple[str, Problem], int] = {}
         self._writing = asyncio.Lock()
+        self._flushing: set[asyncio.Task[None]] = set()
 
     def count(self, device: str, problem: Problem, times: int = 1) -> bool:
         """Count ``problem`` as asked for ``times`` times; False where there is no room for another one."""
@@ -42,25 +43,48 @@ class Misses:
         return len(self._held) + count <= self._settings.held_misses
 
     async def flush(self) -> None:
-        """Write what is held. Where the database does not answer, it is held on, and the reason logged."""
+        """Write what is held; what cannot be written now is held on, and the reason logged.
+
+        Where the caller is cancelled, what was begun goes on to its end, and the next flush waits for it: a write runs
+        in a thread, and nobody would know whether it was done.
+        """
+        flushing = asyncio.create_task(self._flush())
+        self._flushing.add(flushing)
+        flushing.add_done_callback(self._flushing.discard)
+        await asyncio.shield(flushing)
+
+    async def _flush(self) -> None:
         async with self._writing:
             taken, self._held = self._held, {}
-            by_device: dict[str, dict[Problem, int]] = defaultdict(dict)
+            waiting: dict[str, dict[Problem, int]] = defaultdict(dict)
             for (device, problem), times in taken.items():
-                by_device[device][problem] = times
-            for device, counts in by_device.items():
-                await self._write(device, counts)
+                waiting[device][problem] = times
+            try:
+                for device in list(waiting):
+                    if await self._settled(device, waiting[device]):
+                        del waiting[device]
+            finally:
+                for device, counts in waiting.items():
+                    for problem, times in counts.items():
+                        self.count(device, problem, times)
 
-    async def _write(self, device: str, counts: Mapping[Problem, int]) -> None:
+    async def _settled(self, device: str, counts: Mapping[Problem, int]) -> bool:
+        """Write the misses of one device; False where another try may succeed."""
         try:
             await run_sync(self._store.add_misses, device, counts)
-        except DatabaseError as error:
+        except BadInput as error:  # the next try would fail alike, and they would take the room of others for ever
+            _log.error("%d misses of %s are dropped: %s", len(counts), device, error)
+            self._metrics.dropped(sum(counts.values()))
+        except TunedexError as error:
             _log.warning("%d misses of %s wait: %s", len(counts), device, error)
-            for problem, times in counts.items():
-                self.count(device, problem, times)
+            return False
+        return True
 
     async def run(self) -> None:
-        """Flush every `Settings.flush_s` until cancelled."""
+        """Flush every `Settings.flush_s` until cancelled; no failure ends it."""
         while True:
             await asyncio.sleep(self._settings.flush_s)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:  # noqa: BLE001 - flushing goes on, and the log has the fault
+                _log.exception("misses wait: writing them failed")

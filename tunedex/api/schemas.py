@@ -145,4 +145,7 @@ class ListReply(Strict):
 
 
 class Accepted(Strict):
+    """How many misses of a report were taken, and what was wrong with the others."""
+
     accepted: int
+    errors: list[FieldError]

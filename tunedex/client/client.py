@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,24 +150,29 @@ class Client:
         return changed
 
     def report_misses(self, wait_s: float | None = None) -> int:
-        """Report the problems that were asked for in vain, and how many were. Those that cannot be reported now are
-        kept. Never raises."""
-        with self._lock:
-            taken = dict(list(self._misses.items())[: SETTINGS.reported_misses])
-            for problem in taken:
-                del self._misses[problem]
-        if not taken or not self._known:
+        """Report the problems that were asked for in vain, and how many were: all of them, in as many reports as it
+        takes, for at most ``wait_s`` seconds (None: what suits the source). Those that cannot be reported now are kept.
+        Never raises."""
+        if not self._known:
             return 0
+        deadline = time.monotonic() + (self.source.wait_s if wait_s is None else wait_s)
+        reported = 0
+        with self._lock:
+            waiting, self._misses = self._misses, {}
         try:
-            wait_s = self.source.wait_s if wait_s is None else wait_s
-            if within(wait_s, lambda: self.source.report(self.device.key, taken)):
-                return len(taken)
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                taken = dict(itertools.islice(waiting.items(), SETTINGS.reported_misses))
+                if within(left, functools.partial(self.source.report, self.device.key, taken)):
+                    reported += len(taken)
+                for problem in taken:
+                    del waiting[problem]
         except TunedexError as error:
             log.info("misses are not reported: %s", error)
+        finally:
             with self._lock:
-                for problem, count in taken.items():
+                for problem, count in waiting.items():
                     self._count(problem, count)
-        return 0
+        return reported
 
     def status(self) -> Status:
         """What this client holds and from where."""

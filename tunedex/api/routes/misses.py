@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from tunedex.api import documents, questions
 from tunedex.api.answers import check_device
-from tunedex.api.problem_json import Refused
+from tunedex.api.problem_json import MAX_ERRORS, Refused
 from tunedex.api.replies import json_body, json_reply, strict_query
 from tunedex.api.routes.lists import page_reply
 from tunedex.api.schemas import MAX_COUNT, Accepted, ListReply, MissesQuery, MissReport
@@ -62,25 +62,26 @@ async def misses(request: Request, query: Annotated[MissesQuery, Query()]) -> Re
     dependencies=[Depends(from_this_host), Depends(json_body)],
 )
 async def report(request: Request, body: MissReport) -> Response:
-    """All of a report is taken, or none of it; it is written within seconds."""
+    """Each miss is taken or refused by itself, and those taken are written within seconds. One that this server does
+    not know, such as of a kernel that is installed at the client alone, does not cost the others."""
     state = state_of(request)
     if len(body.misses) > state.settings.items:
         raise BadInput(f"misses has {len(body.misses)} items; at most {state.settings.items}", field="misses")
     device = check_device(body.device).key
-    counts = _counts(await state.answers.signatures(), body.misses)
+    counts, errors = _counts(await state.answers.signatures(), body.misses)
+    if not counts:
+        raise Refused("bad-input", f"{errors[0]['field']}: {errors[0]['detail']}", errors)
     if not state.misses.room(len(counts)):
         raise Refused("too-many-misses", f"{state.settings.held_misses} misses wait to be written already")
     for problem, times in counts:
         state.misses.count(device, problem, times)
-    return json_reply({"accepted": len(counts)}, 202)
+    return json_reply({"accepted": len(counts), "errors": errors[:MAX_ERRORS]}, 202)
 
 
-def _counts(signatures: Mapping[str, Signature], misses: list[Any]) -> list[tuple[Problem, int]]:
-    """The problems of a report with their counts.
-
-    Raises:
-        Refused: one is wrong; every one that is wrong is named.
-    """
+def _counts(
+    signatures: Mapping[str, Signature], misses: list[Any]
+) -> tuple[list[tuple[Problem, int]], list[dict[str, str]]]:
+    """The problems of a report with their counts, and what is wrong with the others, by field."""
     counts: list[tuple[Problem, int]] = []
     errors: list[dict[str, str]] = []
     for number, miss in enumerate(misses):
@@ -89,9 +90,7 @@ def _counts(signatures: Mapping[str, Signature], misses: list[Any]) -> list[tupl
         except BadInput as error:
             field = f"misses.{number}" + (f".{error.field}" if error.field else "")
             errors.append({"field": field, "detail": str(error)})
-    if errors:
-        raise Refused("bad-input", f"{errors[0]['field']}: {errors[0]['detail']}", errors)
-    return counts
+    return counts, errors
 
 
 def _count(signatures: Mapping[str, Signature], miss: object) -> tuple[Problem, int]:
