@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.limits import Limits
+from tunedex.core.question import read_question
 from tunedex.core.snapshot import Snapshot
 
 GPU_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
@@ -178,7 +179,9 @@ def test_the_snapshot_gives_the_same_answers(quiet_site: Any) -> None:
 
     for parameters in ({"rows": 1024}, {"rows": 7}, {"rows": 1024, "max_error": 0.5}, {"rows": 2048}):
         asked = {"cols": 256, "dtype": "bfloat16", **parameters}
-        assert snapshot.ask("scale_rows", asked).to_dict() == quiet_site.lookup(**asked).json()
+        question = read_question(snapshot.signature("scale_rows"), asked)
+        found = snapshot.answer(question.problem, question.limits)
+        assert found.to_dict() == quiet_site.lookup(**asked).json()
 
 
 PROBLEM = ("rows", "cols", "batch", "dtype", "x_dtype", "mode", "layout", "alignment")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from core_examples import SIGNATURE, problem
 
 from tunedex.core import errors, folders
+from tunedex.core.canonical import canonical_json, finite, time_text
+from tunedex.core.channel import Channel, check_channel
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import Objective
-from tunedex.core.question import read_question, with_work
+from tunedex.core.question import parse_parameters, read_question, with_work
 
 
 def test_one_root_for_all_errors() -> None:
@@ -57,6 +60,48 @@ def test_a_question_about_nothing_is_refused(name: str) -> None:
         read_question(SIGNATURE, {"rows": 8, "cols": 16, "dtype": "fp32", name: 0})
     assert caught.value.field == name
     assert with_work(problem()) == problem()
+
+
+def test_words_of_the_command_line_become_parameters() -> None:
+    assert parse_parameters(["rows=8", " cols = 16", "note=a=b"]) == {"rows": "8", "cols": "16", "note": "a=b"}
+    assert parse_parameters([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "field"),
+    [
+        (["rows"], "'rows' is not name=value", "rows"),
+        (["rows="], "'rows=' is not name=value", "rows"),
+        (["=8"], "'=8' is not name=value", None),
+        ([""], "'' is not name=value", None),
+        (["rows=8", "rows=8"], "rows is given twice", "rows"),
+    ],
+)
+def test_a_word_that_is_no_parameter_is_refused(words: list[str], reason: str, field: str | None) -> None:
+    with pytest.raises(BadInput, match=reason) as caught:
+        parse_parameters(words)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+def test_a_channel_is_its_name(channel: Channel) -> None:
+    assert check_channel(channel.value) is channel
+    assert canonical_json({"channel": channel}) == f'{{"channel":"{channel.value}"}}'
+    with pytest.raises(BadInput, match="channel 'Stable' is unknown; known are candidate, stable"):
+        check_channel("Stable")
+
+
+def test_a_time_is_spelled_to_the_microsecond_in_utc() -> None:
+    there = datetime(2026, 1, 31, 14, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    assert time_text(there) == "2026-01-31T09:00:00.000000Z"
+    assert time_text(there.replace(microsecond=5)) == "2026-01-31T09:00:00.000005Z"
+
+
+def test_what_is_not_finite_becomes_nothing() -> None:
+    assert finite({"a": [1.5, float("nan"), (float("inf"), 2)], "b": "nan"}) == {
+        "a": [1.5, None, [None, 2]],
+        "b": "nan",
+    }
 
 
 class TestFolders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,21 @@ from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownKernel
 from tunedex.core.limits import Limits
-from tunedex.core.snapshot import Match, Snapshot, with_signatures
+from tunedex.core.question import read_question
+from tunedex.core.snapshot import Answer, Match, Snapshot, with_signatures
 
 FLAT = {"rows": 8, "cols": 16, "dtype": "fp32"}
 
 
+def ask(held: Snapshot, kernel: str, parameters: Mapping[str, Any]) -> Answer:
+    """The way of the command line and the server from flat parameters to an answer."""
+    question = read_question(held.signature(kernel), parameters)
+    return held.answer(question.problem, question.limits)
+
+
 def test_a_tuned_problem_is_answered_exactly() -> None:
     best = row(0, 5.0, default_us=10.0)
-    answer = snapshot(best, row(1, 6.0)).ask("norm", FLAT)
+    answer = ask(snapshot(best, row(1, 6.0)), "norm", FLAT)
     assert answer.match is Match.EXACT
     assert answer.config == best.config
     assert (answer.time_us, answer.speedup, answer.error, answer.distance) == (5.0, 2.0, 1e-7, 0.0)
@@ -43,8 +51,8 @@ def test_a_tuned_problem_is_answered_exactly() -> None:
 
 def test_limits_are_asked_beside_the_problem() -> None:
     held = snapshot(row(0, 5.0), row(1, 2.0, lossless=False, error=1e-3))
-    assert held.ask("norm", FLAT).time_us == 5.0
-    assert held.ask("norm", {**FLAT, "max_error": "0.01"}).time_us == 2.0
+    assert ask(held, "norm", FLAT).time_us == 5.0
+    assert ask(held, "norm", {**FLAT, "max_error": "0.01"}).time_us == 2.0
 
 
 def test_a_row_of_an_older_version_says_so() -> None:
@@ -81,16 +89,16 @@ def test_a_device_that_no_default_is_for_gets_no_config() -> None:
 
 def test_an_unknown_kernel_is_told_with_those_that_are_known() -> None:
     with pytest.raises(UnknownKernel, match="kernel 'nrom' is unknown; known are norm") as caught:
-        snapshot().ask("nrom", FLAT)
+        ask(snapshot(), "nrom", FLAT)
     assert caught.value.field == "kernel"
     with pytest.raises(UnknownKernel, match="known are none"):
-        replace(snapshot(), signatures={}).ask("norm", FLAT)
+        ask(replace(snapshot(), signatures={}), "norm", FLAT)
 
 
 @pytest.mark.parametrize("wrong", [{"rows": "x"}, {"depth": 1}, {"policy": "lazy"}], ids=str)
 def test_bad_parameters_are_bad_input(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput) as caught:
-        snapshot().ask("norm", {**FLAT, **wrong})
+        ask(snapshot(), "norm", {**FLAT, **wrong})
     assert caught.value.field == next(iter(wrong))
 
 
@@ -99,7 +107,7 @@ class TestDocument:
         held = snapshot(row(0, default_us=20.0), FULL_ROW)
         again = Snapshot.from_dict(json.loads(json.dumps(held.to_dict())))
         assert again == held
-        assert again.ask("norm", FLAT) == held.ask("norm", FLAT)
+        assert ask(again, "norm", FLAT) == ask(held, "norm", FLAT)
 
     def test_the_text_does_not_depend_on_the_order_of_what_it_holds(self) -> None:
         held = snapshot(row(0))
@@ -143,6 +151,6 @@ def test_signatures_are_added_but_not_replaced() -> None:
     other = replace(SIGNATURE, kernel="other")
     held = with_signatures(snapshot(row(0)), [newer, other])
     assert held.signatures == {"norm": SIGNATURE, "other": other}
-    answer = held.ask("other", FLAT)
+    answer = ask(held, "other", FLAT)
     assert answer.match is Match.DEFAULT
     assert answer.config == Config("triton", {"block": 2})

@@ -35,7 +35,7 @@ def test_what_is_published_is_in_the_snapshot(store: Store) -> None:
     assert snapshot.signatures == {"softmax": signature()}
     assert snapshot.problems == {problem().key: problem()}
     assert snapshot.rows == {problem().key: tuple(rows)}
-    answer = snapshot.ask("softmax", {"rows": "1024", "cols": "4096", "dtype": "float32"})
+    answer = snapshot.answer(problem())
     assert (answer.match, answer.config) == (Match.EXACT, rows[0].config)
     assert Snapshot.from_dict(snapshot.to_dict()) == snapshot
 
