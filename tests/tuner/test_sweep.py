@@ -220,6 +220,29 @@ def test_kill_9_loses_no_stored_trial_and_leaves_no_worker(db: Path) -> None:
     assert not _group_lives(process.pid)
 
 
+def test_a_killed_sweep_is_over_once_another_begins(planted: Kernel, db: Path) -> None:
+    process = start(db, *LONG)
+    wait_for_trials(db, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert sweep(db, "--trials", "2").returncode == 0
+    with open_store(str(db)) as store:
+        statuses = sorted(each.status for each in store.list_sweeps().items)
+    assert statuses == [SweepStatus.DONE, SweepStatus.INTERRUPTED]
+
+
+def test_two_sweeps_of_one_device_do_not_run_at_once(planted: Kernel, db: Path) -> None:
+    process = start(db, *LONG)
+    wait_for_trials(db, 1)
+    second = sweep(db.with_name("other.db"))
+    os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"cpu is being tuned by process {process.pid}" in second.stderr
+    assert process.returncode == 130
+    assert "the same command goes on from there" in stderr
+
+
 def _group_lives(group: int) -> bool:
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -240,6 +263,7 @@ def _group_lives(group: int) -> bool:
         (["--budget", "soon"], "--budget soon is not a time above 0"),
         (["--budget", "0s"], "--budget 0s is not a time above 0"),
         (["--budget", "nan"], "--budget nan is not a time"),
+        (["--budget", "9" * 400], "is not a time above 0 and up to a year"),
         (["--sampler", "guess"], "sampler 'guess' is unknown"),
         (["--preset", "slow"], "preset 'slow' is unknown"),
         (["--device", "tpu"], "device 'tpu' is unknown"),

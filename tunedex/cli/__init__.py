@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 done in part or nothing found; 2 bad input or cannot run; 
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -19,4 +20,7 @@ def main() -> None:
             )
             raise SystemExit(2) from None
         raise
-    raise SystemExit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # All is said: a second Ctrl-C would only interrupt the clean-up of imported packages, with their tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise SystemExit(code)

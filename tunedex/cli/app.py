@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+import tunedex
 from tunedex.cli import db, devices, kernels, lookup, promote, serve, sweep
 from tunedex.core.errors import TunedexError
 
@@ -17,6 +20,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Options of `tuner` itself."""
+    if version:
+        sys.stdout.write(f"{tunedex.__version__}\n")
+        raise typer.Exit
+
 
 for group in (devices, kernels, sweep, lookup, serve, promote, db):
     group.register(app)
@@ -37,6 +51,7 @@ def run(arguments: list[str]) -> int:
     """Run ``tuner`` with ``arguments`` and return its exit code; prints one line for an error."""
     try:
         code = app(arguments or ["--help"], prog_name="tuner", standalone_mode=False)
+        sys.stdout.flush()
     except TunedexError as error:
         return _fail(str(error))
     except typer.Exit as error:
@@ -48,6 +63,10 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.filename is None:  # standard output: what is left in it must not be written again at exit
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     except ModuleNotFoundError as error:
         root = (error.name or "").split(".")[0]
         extra = next((extra for extra, names in _EXTRAS.items() if root in names), None)

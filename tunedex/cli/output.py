@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tunedex.core.canonical import finite
 from tunedex.core.display import time_words
@@ -37,16 +37,35 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-    """A table on standard output, as wide as the terminal, or as its content where the output is no terminal."""
-    console = Console(file=sys.stdout, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 240
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.lstrip("<"), justify="left" if column.startswith("<") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    console.print(table)
+    """A table on standard output; a column is flush left where its name begins with ``<``.
+
+    On a terminal that is too narrow for the table each row is a paragraph, broken at spaces alone.
+    """
+    names = [column.lstrip("<") for column in columns]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max(len(text) for text in column) for column in zip(names, *cells, strict=True)]
+    if title:
+        sys.stdout.write(f"{title}\n")
+    if sys.stdout.isatty() and sum(widths) + 2 * (len(widths) - 1) > shutil.get_terminal_size().columns:
+        for row in cells:
+            sys.stdout.write(_paragraph(names, row))
+        return
+    for row in [names, *cells]:
+        line = (
+            text.ljust(width) if column.startswith("<") else text.rjust(width)
+            for text, width, column in zip(row, widths, columns, strict=True)
+        )
+        sys.stdout.write("  ".join(line).rstrip() + "\n")
+
+
+def _paragraph(names: Sequence[str], row: Sequence[str]) -> str:
+    """A row as ``name: value`` pairs under its first cell."""
+    pairs = [f"{name}: {text}" for name, text in zip(names[1:], row[1:], strict=True) if text]
+    width = max(40, shutil.get_terminal_size().columns)
+    wrap = textwrap.TextWrapper(
+        width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join([row[0], *(line for pair in pairs for line in wrap.wrap(pair))]) + "\n"
 
 
 def microseconds(value: float | None) -> str:

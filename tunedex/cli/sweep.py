@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST = 1_000_000
+_LONGEST_S = 366 * 86_400.0
 
 
 def register(app: typer.Typer) -> None:
@@ -78,6 +80,7 @@ def sweep(
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
     with open_store(db) as store:
         for found, tasks in plans:
             for line in (f"{found.device.name} ({found.device.key})", *found.notes):
@@ -98,10 +101,13 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
         print_json({**head, **documents[0]} if len(documents) == 1 else {**head, "sweeps": documents})
         return
     for report in reports:
+        if not report.results:
+            continue
         print_table(
             ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
             [_row(result) for result in report.results],
         )
+        say(f"published up to revision {report.revision}; `tuner serve` answers from it")
 
 
 def _command() -> str:
@@ -137,24 +143,27 @@ def _exit_code(reports: list[Report]) -> int:
 
 
 @contextmanager
-def _watching() -> Iterator[Any]:
-    """A progress bar on standard error, on a terminal; nothing elsewhere."""
+def _watching() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar on standard error; where that is no terminal, a line when a task or its final begins."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[best]}"),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown: dict[str, Any] = {}
+        shown = bar.add_task("starting", total=None)
+        before = ("", "")
 
         def watch(progress: Progress) -> None:
-            if progress.task not in shown:
-                shown[progress.task] = bar.add_task(progress.task, best="")
-            best = f"{progress.phase}, best {microseconds(progress.best_us)}"
-            bar.update(shown[progress.task], completed=progress.done, total=progress.total, best=best)
+            nonlocal before
+            name, _, rest = progress.task.partition(":")
+            best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
+            bar.update(
+                shown,
+                description=f"{name} {progress.phase}{best}",
+                completed=progress.done,
+                total=progress.total,
+            )
+            if not console.is_terminal and before != (progress.task, progress.phase):
+                say(f"{name} {progress.phase}{best} {rest}".rstrip())
+            before = (progress.task, progress.phase)
 
         yield watch
 
@@ -179,6 +188,6 @@ def _seconds(text: str | None) -> float | None:
         return None
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
-    if seconds <= 0:
-        raise BadInput(f"--budget {text} is not a time above 0, such as 90s, 5m or 1h", field="budget")
+    if not 0 < seconds <= _LONGEST_S:
+        raise BadInput(f"--budget {text} is not a time above 0 and up to a year, such as 90s, 5m or 1h", field="budget")
     return seconds

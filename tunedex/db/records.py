@@ -108,6 +108,14 @@ class Ceilings:
     copy_bytes_s: float
     flops_s: Mapping[str, float] = field(default_factory=dict)
 
+    def highest(self, other: Ceilings) -> Ceilings:
+        """The higher of both in each rate."""
+        peaks = {**other.flops_s, **self.flops_s}
+        return Ceilings(
+            max(self.copy_bytes_s, other.copy_bytes_s),
+            {peak: max(self.flops_s.get(peak, 0.0), other.flops_s.get(peak, 0.0)) for peak in peaks},
+        )
+
     def floor_us(self, flops: float, peak: str, bytes_: float) -> float:
         """The shortest time: the longer of bytes / copy rate and FLOPs / product rate, in microseconds."""
         rate = self.flops_s.get(peak)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -106,6 +107,8 @@ class ChildProcess:
         self._process = self._context.Process(
             target=_serve, args=(child, self._log.name, self._factory, self._arguments), daemon=True
         )
+        # The tracker that the first child brings along would unblock the signal again.
+        multiprocessing.resource_tracker.ensure_running()
         # Blocked from its first moment on, for Ctrl-C reaches the whole process group: the parent decides what it ends.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

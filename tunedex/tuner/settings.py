@@ -35,9 +35,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Finals:
-    """The interleaved final: how many leaders, how many rounds, and the longest it takes."""
+    """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
+    and the longest it takes."""
 
     leaders: int = 5
+    quiet_leaders: int = 3
     lossy_leaders: int = 2
     rounds: int = 30
     min_rounds: int = 9

@@ -17,6 +17,7 @@ from tunedex.tuner.bench import Bench
 from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.lock import device_lock
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report
 from tunedex.tuner.settings import SETTINGS
@@ -44,8 +45,17 @@ class DeviceSweep:
         self._report = Report(detected, environment)
 
     def run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
-        """Work through ``tasks``; ``options`` are stored with the sweep. Ctrl-C ends it early, with what is there."""
+        """Work through ``tasks``; ``options`` are stored with the sweep. Ctrl-C ends it early, with what is there.
+
+        Raises:
+            CannotRun: another process tunes on the device.
+        """
+        with device_lock(self._report.detected):
+            return self._run(tasks, options)
+
+    def _run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
         store, report = self._store, self._report
+        self._end_those_killed()
         store.register_device(self._device)
         store.register_environment(self._environment)
         store.register_signatures(task.kernel.signature for task in tasks)
@@ -91,17 +101,23 @@ class DeviceSweep:
             finally:
                 self._report.new_trials += run.new_trials
 
+    def _end_those_killed(self) -> None:
+        """Say of this device's sweeps that were killed that they are over. In a shared database they may run elsewhere,
+        on a card of the same model; in an embedded one the device's lock shows that none does."""
+        if self._store.embedded:
+            for sweep in self._store.list_sweeps(device=self._device.key, limit=1000).items:
+                if sweep.status is SweepStatus.RUNNING and sweep.id is not None:
+                    self._store.end_sweep(sweep.id, SweepStatus.INTERRUPTED)
+
     def _ceilings(self, tasks: Sequence[Task]) -> Ceilings:
-        """The device's ceilings in this environment, measured where the store does not have them all."""
+        """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
+        machine."""
         peaks = {task.kernel.cost(problem).peak for task in tasks for problem in task.problems} - {""}
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
-        known = self._store.ceilings(self._device.key, self._environment.key)
-        if known and peaks <= set(known.flops_s):
-            return known
-        self._watch(Progress("ceilings", 0, 1, None, "measuring the device's ceilings"))
-        measured: Ceilings = self._bench.call(
-            "ceilings", peaks | set(known.flops_s if known else ()), timeout_s=SETTINGS.timeouts.ceilings_s
-        )
+        self._watch(Progress("ceilings", 0, 1, None, "measuring"))
+        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=SETTINGS.timeouts.ceilings_s)
+        if known := self._store.ceilings(self._device.key, self._environment.key):
+            measured = measured.highest(known)
         self._store.put_ceilings(self._device.key, self._environment.key, measured)
         return measured

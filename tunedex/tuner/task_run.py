@@ -115,15 +115,17 @@ class TaskRun:
             return result
         finals = self._newest_final(problem) or self._final(problem)
         incumbent = self._incumbent(problem)
-        rows = select(
-            finals,
-            searched,
-            incumbent,
-            default=self._spaces[problem.key].default,
-            share=lambda row: roofline_share(
-                self._task.kernel, problem, row.config, row.measurement.time_us, self._c.ceilings
-            ),
-        )
+        # A share stays with its time as published, also where the ceilings have risen since.
+        shares = {(row.config.key, row.measurement.time_us): row.roofline_share for row in incumbent}
+
+        def share(row: Row) -> float | None:
+            time_us = row.measurement.time_us
+            if published := shares.get((row.config.key, time_us)):
+                return published
+            return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
+
+        default = self._spaces[problem.key].default
+        rows = select(finals, searched, incumbent, default=default, share=share)
         revision = self._c.store.publish(self._c.device.key, {problem: rows}, sweep=self._c.sweep) if rows else 0
         limits = Limits(max_error=self._task.max_error)
         return replace(
@@ -144,7 +146,7 @@ class TaskRun:
         times: list[FinalTime | Failure] = []
         state = Sample()
         while configs and not times:
-            self._tell(0, 1, "final")
+            self._tell(len(configs), len(configs), "final")
             called = self._call_final(problem, configs)
             if called is None:
                 failed |= self._culprits(problem, configs)
@@ -203,10 +205,13 @@ class TaskRun:
         lossless = [config for config in ranked if searched[config].lossless]
         lossy = [config for config in ranked if not searched[config].lossless]
         own = [config for config in lossless if not config.library]
+        # Other work on the machine lifts a median, less so a low quantile: what it held back gets its chance here.
+        quiet = sorted(own, key=lambda config: (searched[config].p20_us, config.key))
         space = self._spaces[problem.key]
         wanted = [
             *lossless[: settings.leaders],
             *own[:1],
+            *quiet[: settings.quiet_leaders],
             *lossy[: settings.leaders if bears_error else settings.lossy_leaders],
             *([space.default] if space.default else []),
             *space.library,

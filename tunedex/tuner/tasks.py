@@ -66,7 +66,7 @@ def tasks_for(device: Device, kernels: Sequence[str], problems: Sequence[str]) -
             raise BadInput(
                 f"problem {str(task)!r} is of none of the kernels that --kernels allows: {names}", field="problem"
             )
-    return tasks
+    return list(dict.fromkeys(tasks))
 
 
 def parse_task(text: str, device: Device) -> Task:

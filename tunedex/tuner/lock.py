@@ -1,0 +1,58 @@
+"""One tuner at a time on a device: a lock that the system releases however its holder ends."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tunedex.core.errors import CannotRun
+from tunedex.tuner.devices import DetectedDevice
+
+
+@contextmanager
+def device_lock(detected: DetectedDevice) -> Iterator[None]:
+    """Hold the device for this process, against every other of this host, whichever user's.
+
+    The lock is by the card's UUID, or by the key of a CPU. Where no lock file can be made, there is no lock.
+
+    Raises:
+        CannotRun: another process tunes on the device.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    try:
+        descriptor = os.open(_path(detected), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # another user's file: it is open, that is enough
+            os.fchmod(descriptor, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise CannotRun(
+                f"{detected.selector} is being tuned by process {holder}: two at once would spoil each other's times; "
+                "wait for it to end"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _path(detected: DetectedDevice) -> Path:
+    """In the folder that all users and containers of a host most likely share."""
+    name = detected.uuid or detected.device.key
+    return Path(tempfile.gettempdir()) / f"tunedex-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
