@@ -22,10 +22,10 @@ H200 = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
 
 
 def run(x: torch.Tensor, **values: Any) -> torch.Tensor:
-    """The numba default, with ``values`` in place of its own, on ``x`` of ``[rows, cols]``."""
+    """The numba default of wide rows, with ``values`` in place of its own, on ``x`` of ``[rows, cols]``."""
     pytest.importorskip("numba")
     problem = KERNEL.problem_of({"x": x}, {})
-    default = KERNEL.signature.default(problem, cpu())
+    default = KERNEL.signature.default(KERNEL.signature.problem({"rows": 1, "cols": 999, "dtype": "float32"}), cpu())
     assert default is not None
     out = torch.full((1, *x.shape), math.nan)
     launch = KERNEL.implementation("numba").bind(problem, Config("numba", {**default.values, **values}), cpu())

@@ -8,14 +8,16 @@ erf:  Phi(a) = (1 + erf(a / sqrt 2)) / 2         (Hendrycks and Gimpel, arXiv:16
 tanh: Phi(a) = (1 + tanh(sqrt(2 / pi) * (a + 0.044715 a^3))) / 2
 
 log2 Phi(-a) is smooth and close to a parabola, so that a short polynomial Q serves: one exponential and a handful
-of multiply-adds, where erf takes twice as many instructions. Q is the polynomial that makes the largest
-|a * 2^Q(a) - a * Phi(-a)| over 0 <= a <= 5.5 least; its last coefficient is negative and Q falls all the way, so
-beyond 5.5 the term vanishes as it should. The largest errors of the term, with coefficients rounded to float32:
+of multiply-adds, where erf takes twice as many instructions. Q is made for 0 <= a <= 5.5; its last coefficient is
+negative and Q falls all the way, so beyond 5.5 the term vanishes as it should. The errors, with coefficients rounded
+to float32:
 
-    erf   degree 5  4.4e-7      degree 8  7e-9
-    tanh  degree 5  4.6e-6      degree 8  6e-8
-
-Degree 5 is for float16 and bfloat16, whose own rounding is 2^-11 and 2^-8; degree 8 is for float32.
+    float16, bfloat16, whose own rounding is 2^-11 and 2^-8: the largest |a 2^Q(a) - a Phi(-a)| is least
+        erf   degree 5   4.4e-7
+        tanh  degree 5   4.6e-6
+    float32: the largest |2^Q(a) - Phi(-a)| max(a, 1) is least, since a small x too is to keep all its digits
+        erf   degree 8   2.1e-8
+        tanh  degree 12  3.9e-9
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ FORMS = ("erf", "tanh")
 
 LOG2_E = math.log2(math.e)
 
-#: The coefficients of Q, constant first, by form and degree.
-_FITTED = {
-    ("erf", 5): (
+#: The coefficients of Q, constant first, for float16 and bfloat16 by form.
+_FOR_HALVES = {
+    "erf": (
         -1.000037670135498,
         -1.1507878303527832,
         -0.4599926471710205,
@@ -38,18 +40,7 @@ _FITTED = {
         0.0070844655856490135,
         -0.0004732946399599314,
     ),
-    ("erf", 8): (
-        -0.9999988675117493,
-        -1.151123285293579,
-        -0.4591154456138611,
-        -0.05271419882774353,
-        0.0073333848267793655,
-        -0.00032334247953258455,
-        -0.00011446254939073697,
-        2.5083281798288226e-05,
-        -1.690399699327827e-06,
-    ),
-    ("tanh", 5): (
+    "tanh": (
         -1.0003643035888672,
         -1.1482893228530884,
         -0.46537789702415466,
@@ -57,23 +48,41 @@ _FITTED = {
         0.00871889665722847,
         -0.00197707861661911,
     ),
-    ("tanh", 8): (
-        -1.000010371208191,
-        -1.1509134769439697,
-        -0.4603913128376007,
-        -0.04808920621871948,
-        0.002339852973818779,
-        0.0047557782381772995,
-        -0.002822637325152755,
-        0.0005198157741688192,
-        -3.3149703085655347e-05,
+}
+#: The same for float32.
+_FOR_FLOAT32 = {
+    "erf": (
+        -0.9999999403953552,
+        -1.1511069536209106,
+        -0.45919305086135864,
+        -0.052546437829732895,
+        0.007142782211303711,
+        -0.00020247917564120144,
+        -0.0001572786713950336,
+        3.296799332019873e-05,
+        -2.2758697468816536e-06,
+    ),
+    "tanh": (
+        -1.0,
+        -1.1511046886444092,
+        -0.4592136740684509,
+        -0.05153920501470566,
+        0.007870876230299473,
+        -0.0003660520596895367,
+        -0.0001423566573066637,
+        -0.00011064908903790638,
+        -0.00010815264977281913,
+        9.144854993792251e-05,
+        -2.4906059479690157e-05,
+        3.0869841793901287e-06,
+        -1.494676524771421e-07,
     ),
 }
 
 
 def fitted(form: str, dtype: str) -> tuple[float, ...]:
     """The coefficients of Q, constant first, for GELU's ``form`` (``erf``, ``tanh``) and a result of ``dtype``."""
-    return _FITTED[form, 8 if dtype == "float32" else 5]
+    return (_FOR_FLOAT32 if dtype == "float32" else _FOR_HALVES)[form]
 
 
 @jit

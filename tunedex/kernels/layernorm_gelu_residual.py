@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
+from tunedex.core.dtypes import DTYPES
 from tunedex.core.measurement import Resources
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.signature import Attribute, Operand, Signature
@@ -404,7 +405,8 @@ class LayerNormGeluResidual(Kernel):
 
     def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
         """The chain in float64. Its scale sums the sizes of what the unfused chain rounds: the scaled normal form,
-        the bias beside it, GELU and the residual."""
+        the bias beside it, GELU and the residual; and what taking the mean off loses, in float32 for every dtype."""
+        import torch
         from torch.nn import functional
 
         x, weight, bias, residual = (operands[name].double() for name in ("x", "weight", "bias", "residual"))
@@ -412,6 +414,9 @@ class LayerNormGeluResidual(Kernel):
         approximate = "tanh" if problem.attributes["gelu"] == "tanh" else "none"
         activated = functional.gelu(scaled + bias, approximate=approximate)
         scale = scaled.abs_().add_(bias.abs()).add_(activated.abs()).add_(residual.abs())
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        share = DTYPES["float32"].unit_roundoff / DTYPES[problem.dtype].unit_roundoff
+        scale.addcmul_(mean.abs_().mul_(share) / variance.add_(EPS).sqrt_(), weight.abs())
         return {"out": Reference(activated.add_(residual), scale)}
 
     def eager(self, problem: Problem, operands: Tensors, *, eps: float = EPS) -> dict[str, torch.Tensor]:

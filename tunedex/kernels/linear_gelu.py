@@ -46,6 +46,9 @@ DTYPE_NAMES = ("float32", "float16", "bfloat16")
 #: Shared memory that the Triton defaults fit into: the least that any device of compute capability 8.0 or later has.
 DEFAULT_SHARED_MEMORY_BYTES = 99 * KIB
 
+#: Fewer rows and fewer columns of output than this are left to the library on a CPU.
+FEW = 32
+
 #: What runs, in a fixed order: a change to any of them is a new version.
 _CODE = tuple(
     Path(__file__).with_name(name)
@@ -109,6 +112,8 @@ SIGNATURE = Signature(
         ),
         # float32 too: without tensor cores the library is twice as fast as any tile of ours.
         DefaultRule("cuda", _LIBRARY_DEFAULT),
+        # On a few numbers the chain may err by nothing, by chance; held against it, only itself is sure to be accepted.
+        DefaultRule("cpu", _LIBRARY_DEFAULT, {"m": (0, FEW - 1), "n": (0, FEW - 1)}),
         DefaultRule("cpu", _NUMBA_DEFAULT, dtypes=("float32",)),
         DefaultRule("cpu", _LIBRARY_DEFAULT),
     ),

@@ -27,6 +27,9 @@ LONGEST_ROW = 32768
 #: What a layer norm adds to the variance, where the caller says nothing.
 EPS = 1e-5
 
+#: Float32 rows of fewer columns than this are left to the library.
+NARROW = 16
+
 #: The most blocks that a launch has.
 MAX_GRID = 2**31 - 1
 
@@ -144,8 +147,14 @@ def placed(values: torch.Tensor, pitch: int, offset: int) -> torch.Tensor:
     return view.copy_(values)
 
 
+def narrow_rule(kind: str) -> DefaultRule:
+    """The library for float32 rows of a few columns. There a sum errs by as much as chance has it, and the unfused
+    chain perhaps by nothing; held against it, only the chain itself is sure to be accepted."""
+    return DefaultRule(kind, {"implementation": "library"}, {"cols": (0, NARROW - 1)}, dtypes=("float32",))
+
+
 def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
-    """numba for float32, the library for the rest; ``more`` are the kernel's own tunables."""
+    """numba for float32, the library for narrow rows and for the rest; ``more`` are the kernel's own tunables."""
     config: Mapping[str, Value] = {
         "implementation": "numba",
         "stores": "cached",
@@ -154,7 +163,11 @@ def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
         "threads": 0,
         **more,
     }
-    return (DefaultRule("cpu", config, dtypes=("float32",)), DefaultRule("cpu", {"implementation": "library"}))
+    return (
+        narrow_rule("cpu"),
+        DefaultRule("cpu", config, dtypes=("float32",)),
+        DefaultRule("cpu", {"implementation": "library"}),
+    )
 
 
 def _step(problem: Problem) -> int:

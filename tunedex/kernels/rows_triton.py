@@ -16,7 +16,7 @@ from tunedex.core.device import Device
 from tunedex.core.problem import Problem
 from tunedex.core.signature import DefaultRule
 from tunedex.kernels.base import LEAST_TARGET, Constraint, Tunable
-from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, pitches, shape
+from tunedex.kernels.rows import LONGEST_ROW, MAX_GRID, WARP, input_lanes, item_bytes, narrow_rule, pitches, shape
 from tunedex.kernels.rows_gpu import GpuRows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -155,8 +155,8 @@ def compile_pitches(problem: Problem) -> tuple[int, int]:
 
 def default_rules(**more: Value) -> tuple[DefaultRule, ...]:
     """One rule for every power of two that a row is padded to: a simple cut that is sound for all row counts, dtypes
-    and devices that Triton is for; else the library. ``more`` are the kernel's own tunables."""
-    rules = []
+    and devices that Triton is for; else, and for narrow rows, the library. ``more`` are the kernel's own tunables."""
+    rules = [narrow_rule("cuda")]
     width = SMALLEST_CHUNK
     while width <= LONGEST_ROW:
         rows = max(1, 1024 // width)
