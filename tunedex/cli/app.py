@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-import tunedex
 from tunedex.cli import db, devices, kernels, lookup, promote, serve, sweep
 from tunedex.core.errors import TunedexError
 
@@ -28,6 +27,8 @@ def options(
 ) -> None:
     """Options of `tuner` itself."""
     if version:
+        import tunedex
+
         sys.stdout.write(f"{tunedex.__version__}\n")
         raise typer.Exit
 

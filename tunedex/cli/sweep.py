@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say
+from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
 
 def _command() -> str:
     """The command as it was given, less the password of a database."""
-    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", shlex.join(["tuner", *sys.argv[1:]]))
+    return shlex.join(["tuner", *map(without_password, sys.argv[1:])])
 
 
 def _row(result: Result) -> list[object]:

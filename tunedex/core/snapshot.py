@@ -104,17 +104,6 @@ class Snapshot:
             known = ", ".join(sorted(self.signatures)) or "none"
             raise UnknownKernel(f"kernel {kernel!r} is unknown; known are {known}", field="kernel") from None
 
-    def ask(self, kernel: str, parameters: Mapping[str, Any]) -> Answer:
-        """Answer flat ``parameters``: those of `Signature.problem` and of `Limits.read` together.
-
-        Raises:
-            UnknownKernel: the kernel is unknown.
-            BadInput: a parameter is wrong.
-        """
-        signature = self.signature(kernel)
-        limits, named = Limits.apart(parameters)
-        return self.answer(signature.problem(named), limits)
-
     def answer(self, problem: Problem, limits: Limits = NO_LIMITS) -> Answer:
         """The best config for ``problem`` within ``limits``: an exact row, else the kernel's default.
 

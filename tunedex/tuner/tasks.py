@@ -10,6 +10,7 @@ from tunedex.core.device import Device
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits
 from tunedex.core.problem import Problem
+from tunedex.core.question import parse_parameters, with_work
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.settings import SETTINGS
@@ -82,36 +83,17 @@ def parse_task(text: str, device: Device) -> Task:
     return _task(kernel, parse_parameters(rest.split(",")), device)
 
 
-def parse_parameters(words: Sequence[str]) -> dict[str, str]:
-    """Read ``name=value`` words.
-
-    Raises:
-        BadInput: a word is not of that form, or a name stands twice.
-    """
-    parameters: dict[str, str] = {}
-    for word in words:
-        name, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or not name or not value:
-            raise BadInput(f"{word.strip()!r} is not name=value", field="problem")
-        if name in parameters:
-            raise BadInput(f"{name} is given twice", field=name)
-        parameters[name] = value
-    return parameters
-
-
 def _task(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> Task:
-    given = dict(parameters)
-    max_error = Limits.read({"max_error": given.pop("max_error", None)}).max_error
+    limits, given = Limits.apart(parameters)
+    if limits != Limits(max_error=limits.max_error):
+        raise BadInput("a sweep takes no limit but max_error: it measures, and callers choose", field="problem")
     auto = given.get("batch") == "auto"
     if auto:
         given["batch"] = 1
-    problem = kernel.signature.problem(given)
-    if problem.empty:
-        zero = next(name for name, size in problem.dims.items() if size == 0)
-        raise BadInput(f"{problem.kernel}: {zero}=0 leaves nothing to compute", field=zero)
+    problem = with_work(kernel.signature.problem(given))
     if not auto:
-        return Task(kernel, (problem,), max_error)
+        return Task(kernel, (problem,), limits.max_error)
     room = device.memory_bytes * SETTINGS.batch_memory_share
     batches = [problem.at_batch(batch) for batch in SETTINGS.batches]
     fitting = tuple(item for item in batches if item.batch == 1 or kernel.cost(item).bytes <= room)
-    return Task(kernel, fitting, max_error)
+    return Task(kernel, fitting, limits.max_error)
