@@ -355,8 +355,7 @@ def _named(signature: Signature, dims: tuple[Any, ...], parameters: Mapping[str,
 
 def _default_for_any(signature: Signature, device: Device) -> Config | None:
     """The default that holds for every problem: of the rules for this device, the first with no other condition."""
-    large_enough = (r for r in signature.defaults if device.shared_memory_bytes >= r.min_shared_memory_bytes)
-    rule = next((r for r in large_enough if r.kind == device.kind and not r.ranges and not r.dtypes), None)
+    rule = next((r for r in signature.defaults if r.runs_on(device) and not r.ranges and not r.dtypes), None)
     return Config.from_dict(rule.config) if rule else None
 
 
