@@ -2,7 +2,11 @@
 
 A call is keyed by the shapes, strides, dtypes, alignment and device of its tensors and bound once: the answer of the
 device's client, and where that config cannot run here, the next best one, the kernel's default, and at last the
-unfused chain of torch operations. Calls that need a gradient take the unfused chain, which is differentiable.
+unfused chain of torch operations. Calls that need a gradient take the unfused chain, which is differentiable, and so
+do those inside a transform of `torch.func`, with a tangent, or in a trace of `torch.jit`; where a dispatch mode or a
+subclass of Tensor stands between, as for fake tensors and ``make_fx``, a call is one operator.
+
+Operands may have any strides; those whose last dimension has no unit stride are copied.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import numbers
 import os
 import sys
 import threading
@@ -28,6 +33,7 @@ from tunedex.core.device import Device
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.snapshot import Snapshot
+from tunedex.kernels import tensors
 from tunedex.kernels.base import Kernel, Launch, Tensors
 from tunedex.kernels.registry import get_kernel
 from tunedex.kernels.rows import EPS
@@ -36,8 +42,6 @@ log = logging.getLogger("tunedex.ops")
 
 #: Bound calls are dropped all together when there are this many: a process has far fewer shapes at a time.
 _MOST_PLANS = 4096
-
-_ALIGNMENT_MASK = 15
 
 
 def layernorm_gelu_residual(
@@ -58,7 +62,7 @@ def layernorm_gelu_residual(
         bias: ``[cols]``.
         residual: of x's shape.
         gelu: ``erf`` or ``tanh``.
-        eps: added to the variance.
+        eps: added to the variance, a finite number of at least 0.
         out: where to write the result: contiguous, of x's shape and dtype, apart from the operands.
 
     Raises:
@@ -66,8 +70,10 @@ def layernorm_gelu_residual(
     """
     if torch.compiler.is_compiling():
         return _compiled(_norm_op, layernorm_gelu_residual, (x, weight, bias, residual), out, gelu=gelu, eps=eps)
-    operands = {"x": _rows("x", x), "weight": weight, "bias": bias, "residual": _rows("residual", residual)}
-    return _call("layernorm_gelu_residual", operands, {"gelu": gelu}, x.shape, out, {} if eps == EPS else {"eps": eps})
+    if not (isinstance(eps, numbers.Real) and math.isfinite(eps) and eps >= 0):
+        raise BadInput(f"layernorm_gelu_residual needs eps as a finite number of at least 0, not {eps!r}", field="eps")
+    operands = {"x": x, "weight": weight, "bias": bias, "residual": residual}
+    return _call("layernorm_gelu_residual", operands, {"gelu": str(gelu)}, {"eps": float(eps)}, out)
 
 
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,7 +88,7 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     """
     if torch.compiler.is_compiling():
         return _compiled(_softmax_op, softmax, (x,), out)
-    return _call("softmax", {"x": _rows("x", x)}, {}, x.shape, out, {})
+    return _call("softmax", {"x": x}, {}, {}, out)
 
 
 def linear_gelu(
@@ -93,7 +99,7 @@ def linear_gelu(
     gelu: str = "tanh",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``gelu(x @ weight^T + bias)``.
+    """``gelu(x @ weight^T + bias)``, in the operands' dtype, inside `torch.autocast` as well.
 
     Args:
         x: ``[..., k]`` in float32, float16 or bfloat16.
@@ -107,11 +113,7 @@ def linear_gelu(
     """
     if torch.compiler.is_compiling():
         return _compiled(_linear_op, linear_gelu, (x, weight, bias), out, gelu=gelu)
-    rows = _rows("x", x)
-    if rows.dim() == 3 and rows.stride(0) != rows.shape[1] * rows.stride(1):
-        rows = rows.contiguous()  # the product takes evenly spaced rows
-    operands = {"x": rows, "weight": _dense(weight) if weight.dim() == 2 else weight, "bias": bias}
-    return _call("linear_gelu", operands, {"gelu": gelu}, (*x.shape[:-1], *weight.shape[:1]), out, {})
+    return _call("linear_gelu", {"x": x, "weight": weight, "bias": bias}, {"gelu": str(gelu)}, {}, out)
 
 
 class _Plan:
@@ -233,18 +235,42 @@ def _call(
     name: str,
     operands: dict[str, torch.Tensor],
     attributes: Mapping[str, str],
-    shape: tuple[int, ...],
-    out: torch.Tensor | None,
     options: Mapping[str, Any],
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Run the kernel ``name``, whose result has ``shape``."""
+    """Run the kernel ``name`` on a caller's tensors, which torch's dispatcher must see where memory is not all."""
+    if not tensors.recorded() and tensors.plain(operands.values()) and (out is None or tensors.plain((out,))):
+        return _launched(name, operands, attributes, options, out)
+    given = operands if out is None else {**operands, "out": out}
+    tensors.check_tensors(name, given)
+    intercepted = tensors.intercepted(given.values())
+    if tensors.transformed(given.values()) or (intercepted and tensors.wants_gradient(operands)):
+        result = _chain(name, operands, attributes, options)
+    elif intercepted:
+        result = getattr(torch.ops.tunedex, name)(*operands.values(), *attributes.values(), *options.values())
+    else:
+        operands = {operand: tensors.readable(name, operand, tensor) for operand, tensor in operands.items()}
+        if out is None or not out.is_neg():
+            return _launched(name, operands, attributes, options, out)
+        result = _launched(name, operands, attributes, options, None)
+    return tensors.written(name, result, out, operands)
+
+
+def _launched(
+    name: str,
+    operands: dict[str, torch.Tensor],
+    attributes: Mapping[str, str],
+    options: Mapping[str, Any],
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Run the kernel ``name`` on tensors whose values are in their memory."""
     x = operands["x"]
+    operands = tensors.arranged(name, operands, even=name == "linear_gelu")
     plan = _plan(name, operands, attributes)
+    shape = (*x.shape[:-1], plan.output.shape[-1])
     if out is not None:
-        _check_out(name, out, shape, operands)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands.values()):
-        if out is not None:
-            raise BadInput(f"{name} has no gradient through out=; leave it out, or call under torch.no_grad()")
+        tensors.check_out(name, out, shape, x, operands)
+    if tensors.wants_gradient(operands):
         return _unfused(plan.kernel, plan.problem, operands, options).view(shape)
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if plan.empty:
@@ -252,14 +278,25 @@ def _call(
             result.copy_(_unfused(plan.kernel, plan.problem, operands, options).view(shape))
         return result
     # Kernels write whole vectors, so an output that does not begin aligned is written by way of one that does.
-    target = result if result.data_ptr() & _ALIGNMENT_MASK == 0 else torch.empty_like(result)
+    target = result if result.data_ptr() & tensors.ALIGNMENT_MASK == 0 else torch.empty_like(result)
     view = target if target.shape == plan.output.shape else target.view(plan.output.shape)
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        with torch.cuda.device(x.device):
+    if target is out:  # torch does not see a kernel write, and it may hold what is overwritten for a backward pass
+        torch.autograd.graph.increment_version(out)
+    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    if elsewhere or torch.is_autocast_enabled(x.device.type):
+        with torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext(), _no_autocast(x.device):
             plan.run(operands, view, options)
     else:
         plan.run(operands, view, options)
     return result if target is result else result.copy_(target)
+
+
+def _chain(name: str, operands: Tensors, attributes: Mapping[str, str], options: Mapping[str, Any]) -> torch.Tensor:
+    """The unfused chain, on tensors that may have no memory, and sizes that are no numbers: it looks at neither."""
+    signature = get_kernel(name).signature
+    sizes = {dimension.name: 1 for dimension in signature.dimensions}
+    problem = signature.problem({**sizes, "dtype": operands["x"].dtype, **attributes})
+    return _unfused(get_kernel(name), problem, operands, options)
 
 
 def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
@@ -267,7 +304,7 @@ def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
     key = (
         name,
         *attributes.values(),
-        *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & _ALIGNMENT_MASK) for t in operands.values()),
+        *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & tensors.ALIGNMENT_MASK) for t in operands.values()),
     )
     plan = _plans.get(key)
     device, device_key = _device(operands["x"].device)
@@ -282,8 +319,16 @@ def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
 
 
 def _unfused(kernel: Kernel, problem: Problem, operands: Tensors, options: Mapping[str, Any]) -> torch.Tensor:
-    (result,) = kernel.eager(problem, operands, **options).values()
+    """The chain of torch operations in the operands' dtypes."""
+    with _no_autocast(operands["x"].device):
+        (result,) = kernel.eager(problem, operands, **options).values()
     return result
+
+
+def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within, operations keep their operands' dtypes."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 @cache
@@ -302,49 +347,6 @@ def _device(device: torch.device) -> tuple[Device, str]:
     return found, found.key
 
 
-def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as ``[rows, cols]`` or ``[batch, rows, cols]`` with unit inner stride, copied only if it must be."""
-    if tensor.dim() == 0:
-        raise BadInput(f"{name} is a scalar; it needs a dimension at least", field=name)
-    if tensor.dim() == 1:
-        tensor = tensor.view(1, -1) if tensor.numel() else tensor.view(1, 0)
-    elif tensor.dim() > 3:
-        tensor = tensor.reshape(math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
-    return _dense(tensor)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _check_out(name: str, out: torch.Tensor, shape: tuple[int, ...], operands: Tensors) -> None:
-    """Refuse an output that the kernel cannot write whole, or that it would read while writing.
-
-    Raises:
-        BadInput: which of these it is.
-    """
-    x = operands["x"]
-    if tuple(out.shape) != tuple(shape):
-        raise BadInput(f"{name} needs out of shape {list(shape)}, not {list(out.shape)}", field="out")
-    if out.dtype != x.dtype or out.device != x.device:
-        raise BadInput(f"{name} needs out in {x.dtype} on {x.device}, not {out.dtype} on {out.device}", field="out")
-    if not out.is_contiguous():
-        raise BadInput(f"{name} needs a contiguous out, not one of strides {list(out.stride())}", field="out")
-    begin, end = _extent(out)
-    for operand, tensor in operands.items():
-        first, last = _extent(tensor)
-        if begin < last and first < end:
-            raise BadInput(f"{name} needs out apart from {operand} in memory", field="out")
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses from a tensor's first byte to after its last; nothing for an empty one."""
-    if not tensor.numel():
-        return 0, 0
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
-
-
 # Inside torch.compile a call is one opaque operator, so that the config is chosen anew for the shapes of each run.
 
 Function = Callable[..., torch.Tensor]
@@ -359,11 +361,9 @@ def _compiled(
     return _uncompiled(function, *operands, out=out, **options)
 
 
-def _apart(function: Function, *arguments: Any, **options: Any) -> torch.Tensor:
+@torch.compiler.disable
+def _uncompiled(function: Function, *arguments: Any, **options: Any) -> torch.Tensor:
     return function(*arguments, **options)
-
-
-_uncompiled: Function = torch.compiler.disable(_apart)
 
 
 @torch.library.custom_op(

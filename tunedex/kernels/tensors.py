@@ -19,10 +19,13 @@ from tunedex.core.errors import BadInput
 #: A kernel writes vectors of as many bytes less one at a time.
 ALIGNMENT_MASK = 15
 
+#: The operands that are rows; the others have no leading dimensions.
+_OF_ROWS = frozenset({"x", "residual"})
+
 #: Whose values are their memory. Another subclass of Tensor is looked at closely.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
-_Key = torch._C.DispatchKey  # type: ignore[attr-defined]
+_Key = torch._C.DispatchKey
 _INTERCEPTED = (_Key.Python, _Key.Functionalize)
 _TRANSFORMED = (_Key.FuncTorchBatched, _Key.FuncTorchGradWrapper, _Key.ZeroTensor)
 
@@ -37,18 +40,12 @@ def recorded() -> bool:
     )
 
 
-def plain(tensors: Iterable[object]) -> bool:
-    """Whether each of ``tensors`` surely has memory that holds its values, by a look that takes no time; None is."""
-    return all(
-        tensor is None
-        or (
-            type(tensor) in _PLAIN
-            and tensor.layout is torch.strided  # type: ignore[attr-defined]
-            and not tensor.is_neg()  # type: ignore[attr-defined]
-            and tensor.data_ptr() != 0  # type: ignore[attr-defined]
-        )
-        for tensor in tensors
-    )
+def plain(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether each of ``tensors`` surely has memory that holds its values, by a look that takes no time."""
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_neg() or not tensor.data_ptr():
+            return False
+    return True
 
 
 def check_tensors(kernel: str, tensors: Mapping[str, object]) -> None:
@@ -78,7 +75,7 @@ def intercepted(tensors: Iterable[torch.Tensor]) -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or any(_has(tensor, _INTERCEPTED) for tensor in tensors)
 
 
-def _has(tensor: torch.Tensor, keys: Iterable[object]) -> bool:
+def _has(tensor: torch.Tensor, keys: Iterable[torch._C.DispatchKey]) -> bool:
     found = torch._C._dispatch_keys(tensor)
     return any(found.has(key) for key in keys)
 
@@ -94,26 +91,68 @@ def readable(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg()
 
 
-def rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as ``[rows, cols]`` or ``[batch, rows, cols]`` with unit inner stride, copied only if it must be.
+def arranged(kernel: str, operands: Mapping[str, torch.Tensor], *, even: bool) -> dict[str, torch.Tensor]:
+    """The operands as kernels take them: of two dimensions, or three with a batch, with unit inner stride, and x's
+    rows evenly spaced over the whole batch where ``even`` says so; copied only where they must be.
 
     Raises:
-        BadInput: it is a scalar.
+        BadInput: x or residual is a scalar.
     """
+    found = {name: _rows(kernel, name, t) if name in _OF_ROWS else _dense(t) for name, t in operands.items()}
+    x = found["x"]
+    if even and x.dim() == 3 and x.stride(0) != x.shape[1] * x.stride(1):
+        found["x"] = x.contiguous()
+    return found
+
+
+def _rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 0:
         raise BadInput(f"{kernel} needs {name} of a dimension at least, not a scalar", field=name)
     if tensor.dim() == 1:
         tensor = tensor.view(1, -1) if tensor.numel() else tensor.view(1, 0)
     elif tensor.dim() > 3:
         tensor = tensor.reshape(math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
-    return dense(tensor)
+    return _dense(tensor)
 
 
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with unit inner stride, copied only if it must be."""
-    if tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
         return tensor
     return tensor.contiguous()
+
+
+def wants_gradient(operands: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a call on ``operands`` is to be differentiable."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands.values())
+
+
+def written(
+    kernel: str, result: torch.Tensor, out: torch.Tensor | None, operands: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """``result``, by torch's own copy in ``out`` where there is one.
+
+    Raises:
+        BadInput: see `check_gradients`, and ``out`` is not as ``result``.
+    """
+    if out is None:
+        return result
+    check_gradients(kernel, out, operands)
+    _check_form(kernel, out, tuple(result.shape), result)
+    return out.copy_(result)
+
+
+def check_gradients(kernel: str, out: torch.Tensor, operands: Mapping[str, torch.Tensor]) -> None:
+    """Refuse an output through which a gradient would have to go.
+
+    Raises:
+        BadInput: an operand needs a gradient, or ``out`` does.
+    """
+    if wants_gradient(operands):
+        raise BadInput(
+            f"{kernel} has no gradient through out=; leave it out, or call under torch.no_grad()", field="out"
+        )
+    if wants_gradient({"out": out}):
+        raise BadInput(f"{kernel} needs an out that requires no gradient, or a call under torch.no_grad()", field="out")
 
 
 def check_out(
@@ -123,8 +162,18 @@ def check_out(
     while writing.
 
     Raises:
-        BadInput: which of these it is.
+        BadInput: which of these it is, or see `check_gradients`.
     """
+    _check_form(kernel, out, shape, like)
+    check_gradients(kernel, out, operands)
+    begin, end = _extent(out)
+    for name, tensor in operands.items():
+        first, last = _extent(tensor)
+        if begin < last and first < end:
+            raise BadInput(f"{kernel} needs out apart from {name} in memory", field="out")
+
+
+def _check_form(kernel: str, out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
     if tuple(out.shape) != tuple(shape):
         raise BadInput(f"{kernel} needs out of shape {list(shape)}, not {list(out.shape)}", field="out")
     if out.dtype != like.dtype or out.device != like.device:
@@ -133,11 +182,6 @@ def check_out(
         )
     if not out.is_contiguous():
         raise BadInput(f"{kernel} needs a contiguous out, not one of strides {list(out.stride())}", field="out")
-    begin, end = _extent(out)
-    for name, tensor in operands.items():
-        first, last = _extent(tensor)
-        if begin < last and first < end:
-            raise BadInput(f"{kernel} needs out apart from {name} in memory", field="out")
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
