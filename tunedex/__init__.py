@@ -71,8 +71,10 @@ def connect(
         revision: a revision to hold fast to, so that all ranks of a job answer alike; None for TUNEDEX_PIN, else the
             newest.
 
+    A setting that is wrong is no error either: it is not followed, which is logged once and stands in the status.
+
     Raises:
-        BadInput: an argument or a setting can be no source, device, channel or revision.
+        BadInput: an argument can be no source, device, channel or revision, or names a file that is not there.
     """
     global _last
     client = _open(source, device, channel, revision)
@@ -127,7 +129,7 @@ def _open(source: Any, device: Device | str | None, channel: str, revision: int 
 
 class _DatabaseSource:
     """A database, opened for each call, so that no connection is shared over a fork. Has the face of
-    `tunedex.client.sources.Source`."""
+    `tunedex.client.connection.DatabaseSource`."""
 
     origin = "database"
 
@@ -142,7 +144,8 @@ class _DatabaseSource:
             raise MissingExtra(f"{error.name} is not installed; pip install 'tunedex[db]'") from error
         self.url = database_url(url)
         self.name = without_password(self.url)
-        self.cached = embedded_path(self.url) is None
+        self.file = embedded_path(self.url)
+        self.cached = self.file is None
         self.wait_s = SETTINGS.network_s if self.cached else SETTINGS.database_s
 
     def fetch(self, device: str, channel: str, revision: int | None, etag: str) -> Stamped | None:

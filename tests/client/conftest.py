@@ -10,6 +10,7 @@ import pytest
 import tunedex
 from tunedex.client import device as client_device
 from tunedex.client.cache import _log_once
+from tunedex.client.connection import _warn
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,7 @@ def _own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(tunedex, "_clients", {})
     monkeypatch.setattr(tunedex, "_last", (None, "stable", None))
     _log_once.cache_clear()
+    _warn.cache_clear()
     client_device._from_driver.cache_clear()
     yield
     client_device._from_driver.cache_clear()

@@ -35,6 +35,7 @@ class Opened:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else None
 
 
 def kind_of(source: Any) -> tuple[str, str]:
@@ -83,14 +84,11 @@ def test_what_a_source_is_called(tmp_path: Path) -> None:
     empty.touch()
     assert kind_of("http://host:8421") == ("HttpSource", "http://host:8421")
     assert kind_of("https://host/") == ("HttpSource", "https://host")
-    assert kind_of("sqlite:///x.db") == ("Opened", "sqlite:///x.db")
+    assert kind_of(f"sqlite:///{database}") == ("Opened", f"sqlite:///{database}")
     assert kind_of("postgresql://u@h/n") == ("Opened", "postgresql://u@h/n")
     assert kind_of(snapshot_file) == ("FileSource", str(snapshot_file))
     assert kind_of(str(database)) == ("Opened", str(database))
     assert kind_of(empty) == ("Opened", str(empty))
-    assert kind_of(tmp_path / "absent.sqlite") == ("Opened", str(tmp_path / "absent.sqlite"))
-    assert kind_of(tmp_path / "absent") == ("FileSource", str(tmp_path / "absent"))
-    assert kind_of(tmp_path) == ("FileSource", str(tmp_path))
 
 
 @pytest.mark.parametrize("source", ["", "  ", "ftp://x", "://", "http://", "http://h:99999", "a\0b", 3, [], b"x"])
@@ -225,26 +223,64 @@ def test_a_damaged_file_is_no_error(content: bytes, tmp_path: Path) -> None:
     assert client.status().reason in answer.reason
 
 
-def test_a_database_that_is_not_there_is_no_error_and_is_not_made(tmp_path: Path) -> None:
-    client = tunedex.connect(tmp_path / "absent.db", device=H200.key)
-    assert client.status().reason
+@pytest.mark.parametrize("name", ["nope", "absent.db", "absent/snapshot.json", ".", "~nobody_at_all/x.db"])
+@pytest.mark.parametrize("scheme", ["", "sqlite:///"])
+def test_a_file_that_is_not_there_is_refused_at_once_and_not_made(scheme: str, name: str, tmp_path: Path) -> None:
+    source = name if name.startswith("~") else str(tmp_path / name)
+    with pytest.raises(BadInput) as caught:
+        tunedex.connect(scheme + source, device=H200.key)
+    assert "\n" not in str(caught.value)
     assert list(tmp_path.glob("absent*")) == []
+    assert tunedex.lookup("softmax", 4, 4, dtype="float32", device="cpu").config is not None
+
+
+def test_a_file_that_goes_away_is_no_error(database: Path) -> None:
+    client = tunedex.connect(database, device=H200.key)
+    database.unlink()
+    assert client.refresh() is False
+    assert client.lookup("demo", 4096, 512, dtype="bf16").config == BEST
+    assert client.status().reason
+
+
+def test_a_database_that_a_setting_names_and_no_sweep_has_made_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "later.db"
+    monkeypatch.setenv("TUNEDEX_DB", str(path))
+    client = tunedex.connect(device=H200.key)
+    assert client.status().reason
+    assert not path.exists()
+    publish(path, BEST)
+    assert client.refresh() is True
+    assert client.lookup("demo", 4096, 512, dtype="bf16").config == BEST
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("TUNEDEX_URL", "ftp://x"), ("TUNEDEX_DB", "mysql://x"), ("TUNEDEX_PIN", "newest")]
+    ("name", "value"),
+    [("TUNEDEX_URL", "ftp://x"), ("TUNEDEX_URL", "nope"), ("TUNEDEX_DB", "mysql://x"), ("TUNEDEX_PIN", "newest")],
 )
-def test_wrong_settings_break_no_lookup(
+def test_wrong_settings_break_nothing(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(BadInput):
-        tunedex.connect()
-    answer = tunedex.lookup("softmax", 4, 4, dtype="float32", device="cpu")
-    tunedex.lookup("softmax", 4, 4, dtype="float32", device="cpu")
-    assert answer.config is not None
-    assert tunedex.default_client("cpu").status().reason in answer.reason
+    client = tunedex.connect()
+    assert name in client.status().reason
+    for _ in range(2):
+        assert tunedex.lookup("softmax", 4, 4, dtype="float32", device="cpu").config is not None
+    assert name in tunedex.default_client("cpu").status().reason
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def test_a_wrong_pin_is_not_followed(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEDEX_PIN", "newest")
+    client = tunedex.connect(database, device=H200.key)
+    assert client.lookup("demo", 4096, 512, dtype="bf16").config == BEST
+    assert client.status().origin == "database"
+    assert "TUNEDEX_PIN=newest is not a whole number" in client.status().reason
+    revision = publish(database, SECOND, BEST)
+    assert client.refresh() is True
+    assert client.revision == revision
+    assert "TUNEDEX_PIN" in client.status().reason
 
 
 @pytest.mark.parametrize("device", ["h200", "", 3, [], {}, b"x", object()])

@@ -115,6 +115,12 @@ class TestProblem:
         each = SIGNATURE.problem({"rows": 8, "cols": 16, "x_dtype": "float32", "weight_dtype": "bfloat16"})
         assert each.dtypes == {"x": "float32", "weight": "bfloat16"}
 
+    def test_a_dtype_for_all_is_read_even_where_each_has_its_own(self) -> None:
+        each = {"x_dtype": "bf16", "weight_dtype": "bf16"}
+        with pytest.raises(BadInput, match="banana"):
+            SIGNATURE.problem({"rows": 8, "cols": 16, "dtype": "banana", **each})
+        assert SIGNATURE.problem({"rows": 8, "cols": 16, "dtype": "fp32", **each}).dtype == "bfloat16"
+
     @pytest.mark.parametrize(
         ("dtypes", "field", "found"),
         [

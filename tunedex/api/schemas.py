@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tunedex.core.canonical import MAX_INT
 from tunedex.core.channel import Channel
@@ -21,7 +21,20 @@ MAX_ITEMS = 1000
 MAX_COUNT = 10**9
 
 Text = Annotated[str, Field(max_length=200)]
-Id = Annotated[int, Field(ge=0, le=MAX_INT)]
+
+
+def _no_truth(value: Any) -> Any:
+    """Python counts true as 1, and JSON does not.
+
+    Raises:
+        ValueError: ``value`` is one of the two.
+    """
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers")
+    return value
+
+
+Id = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, le=MAX_INT)]
 
 
 class Strict(BaseModel):

@@ -37,7 +37,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Status:
     """What a client holds: ``origin`` is ``server``, ``database``, ``file``, ``cache`` or ``built-in``; ``reason``
-    says why it is not what the source has now, "" where it is; ``misses`` wait to be reported."""
+    says why it is not what the source has now, or which setting is not followed, "" where all is as it should be;
+    ``misses`` wait to be reported."""
 
     source: str
     device: str
@@ -73,6 +74,7 @@ class Client:
         revision: a revision to hold fast to; None for the channel's newest.
         signatures: the kernels that have a default whatever the source says.
         trouble: why ``device`` is not known.
+        ignored: which setting is not followed, and why.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class Client:
         revision: int | None = None,
         signatures: Sequence[Signature] = (),
         trouble: str = "",
+        ignored: str = "",
     ) -> None:
         self.source = source
         self.device = device or Device("named", "unknown", 0, 0)
         self.channel = channel
         self.pin = revision
+        self._ignored = ignored
         self._known = device is not None
         self._signatures = tuple(signatures)
         self._misses: dict[Problem, int] = {}
@@ -183,7 +187,7 @@ class Client:
             channel=self.channel,
             revision=held.snapshot.revision,
             origin=held.origin,
-            reason=held.reason,
+            reason="; ".join(filter(None, (self._ignored, held.reason))),
             problems=len(held.snapshot.problems),
             misses=len(self._misses),
         )

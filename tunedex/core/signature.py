@@ -200,6 +200,8 @@ class Signature:
 
     def _dtypes(self, parameters: Mapping[str, Any]) -> dict[str, str]:
         dtypes: dict[str, str] = {}
+        if "dtype" in parameters:
+            dtype_name(parameters["dtype"])  # a wrong one is wrong even where every operand has its own
         for operand in self.operands:
             field_name = f"{operand.name}_dtype" if f"{operand.name}_dtype" in parameters else "dtype"
             if field_name not in parameters:
