@@ -2,14 +2,15 @@
 
 Both forms of GELU are x * Phi(x) with Phi(-a) = 1 - Phi(a), so
 
-    gelu(x) = max(x, 0) - |x| * Phi(-|x|)        Phi(-a) = 2^Q(a)
+    gelu(x) = max(x, 0) - a * Phi(-a)        a = min(|x|, 16)        Phi(-a) = 2^Q(a)
 
 erf:  Phi(a) = (1 + erf(a / sqrt 2)) / 2         (Hendrycks and Gimpel, arXiv:1606.08415)
 tanh: Phi(a) = (1 + tanh(sqrt(2 / pi) * (a + 0.044715 a^3))) / 2
 
 log2 Phi(-a) is smooth and close to a parabola, so that a short polynomial Q serves: one exponential and a handful
 of multiply-adds, where erf takes twice as many instructions. Q is made for 0 <= a <= 5.5; its last coefficient is
-negative and Q falls all the way, so beyond 5.5 the term vanishes as it should. The errors, with coefficients rounded
+negative and Q falls all the way, so beyond 5.5 the term vanishes as it should: at 16 it is 0 in float32, and a is
+taken no further, for an infinite one times that 0 were no number. The errors, with coefficients rounded
 to float32:
 
     float16, bfloat16, whose own rounding is 2^-11 and 2^-8: the largest |a 2^Q(a) - a Phi(-a)| is least
@@ -29,6 +30,9 @@ from tunedex.kernels.jit import jit, tl
 FORMS = ("erf", "tanh")
 
 LOG2_E = math.log2(math.e)
+
+#: Where the term is 0 in float32: a goes no further. Triton's and CUDA's code spell it out.
+LARGEST = 16.0
 
 #: The coefficients of Q, constant first, for float16 and bfloat16 by form.
 _FOR_HALVES = {
@@ -88,11 +92,11 @@ def fitted(form: str, dtype: str) -> tuple[float, ...]:
 @jit
 def gelu_fitted(z, Q: tl.constexpr):
     """GELU of float32 ``z`` by the coefficients ``Q``, constant first."""
-    a = tl.abs(z)
+    a = tl.minimum(tl.abs(z), 16.0)
     q = tl.full(z.shape, Q[len(Q) - 1], tl.float32)
     for i in tl.static_range(len(Q) - 2, -1, -1):
         q = q * a + Q[i]
-    return tl.maximum(z, 0.0) - a * tl.exp2(q)
+    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * tl.exp2(q)
 
 
 @jit

@@ -16,7 +16,7 @@ from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Launch, Tensors, Tunable
-from tunedex.kernels.gelu import fitted
+from tunedex.kernels.gelu import LARGEST, fitted
 from tunedex.kernels.numba_cpu import FAST_MATH, NumbaRows, primitives, run_parallel
 from tunedex.kernels.rows import EPS, pitches, shape
 
@@ -77,15 +77,16 @@ def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callab
     zero, half, one = f32(0.0), f32(0.5), f32(1.0)
 
     if by_fit:
-        terms = tuple(f32(c) for c in reversed(fitted(form, "float32")))
+        terms, largest = tuple(f32(c) for c in reversed(fitted(form, "float32"))), f32(LARGEST)
 
         @numba.njit(fastmath=FAST_MATH, inline="always")
         def gelu(z):
             a = abs(z)
+            a = largest if a > largest else a  # a NaN stays one
             q = terms[0]
             for i in range(1, len(terms)):
                 q = q * a + terms[i]
-            return (zero if z < zero else z) - a * exp2(q)  # a NaN stays one
+            return (zero if z < zero else z) - a * exp2(q)
     elif form == "erf":
         root_half = f32(math.sqrt(0.5))
 

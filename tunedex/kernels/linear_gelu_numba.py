@@ -16,7 +16,7 @@ from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Launch, Tensors, Tunable
-from tunedex.kernels.gelu import fitted
+from tunedex.kernels.gelu import LARGEST, fitted
 from tunedex.kernels.numba_cpu import NumbaImplementation, primitives, run_parallel
 
 if TYPE_CHECKING:
@@ -89,16 +89,17 @@ def _product(micro: str, form: str) -> Callable[..., None]:
     single = jit(_one_by_one)
     # GELU by the fitted exponential of `tunedex.kernels.gelu`: unlike the compiler's erf and exp, it vectorises.
     leading, *terms_of_q = map(np.float32, reversed(fitted(form, "float32")))
-    coefficients, zero = tuple(terms_of_q), np.float32(0)
+    coefficients, zero, largest = tuple(terms_of_q), np.float32(0), np.float32(LARGEST)
     exp2 = primitives().exp2
 
     @jit
     def activate(z):
         a = abs(z)
+        a = largest if a > largest else a  # a NaN stays one
         q = leading
         for coefficient in coefficients:
             q = q * a + coefficient
-        return max(z, zero) - a * exp2(q)
+        return (zero if z < zero else z) - a * exp2(q)
 
     prange = numba.prange
     thread = numba.get_thread_id

@@ -4,12 +4,12 @@
 // residual is asked for before the reductions, whose barriers then wait beside the memory and not before it.
 // Pitches are in elements; rows of `out` lie side by side.
 //
-// gelu(z) = max(z, 0) - |z| 2^Q(|z|), Q by its coefficients Q_0 .. Q_DEGREE, given as the bits of float32.
+// gelu(z) = max(z, 0) - a 2^Q(a), a = min(|z|, 16), Q by its coefficients Q_0 .. Q_DEGREE, given as the bits of float32.
 #include "rows.cuh"
 
 __device__ __forceinline__ float gelu(float z) {
     constexpr unsigned bits[DEGREE + 1] = {Q_BITS};
-    const float a = fabsf(z);
+    const float a = fminf(fabsf(z), 16.0f);  // where the term is 0: an infinite one times that is no number
     float q = __uint_as_float(bits[DEGREE]);
 #pragma unroll
     for (int i = DEGREE - 1; i >= 0; --i) q = fmaf(q, a, __uint_as_float(bits[i]));
