@@ -163,7 +163,10 @@ class TestSweep:
     @staticmethod
     def tuner(*arguments: str, path: Sequence[Path] = ()) -> dict[str, Any]:
         """The document that a command prints; it runs from the checkout, installed or not."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(str, [*path, ROOT]), os.environ.get("PYTHONPATH", "")]),
+        }
         done = subprocess.run(
             [sys.executable, "-m", "tunedex", *arguments, "--json"],
             env=environment,

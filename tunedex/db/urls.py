@@ -66,9 +66,7 @@ def parse(url: str | None = None) -> URL:
     try:
         parsed = make_url(f"postgresql+psycopg://{rest}")
     except (ArgumentError, ValueError):
-        raise BadInput(
-            f"database {shown} is not a URL; it would be {_SHAPES}", field="db"
-        ) from None
+        raise BadInput(f"database {shown} is not a URL; it would be {_SHAPES}", field="db") from None
     return parsed
 
 

@@ -124,7 +124,6 @@ class CudaTimer(Timer):
         self._timing = timing
         cache_bytes = max(device.l2_bytes, timing.least_cache_bytes)
         self._flush = torch.empty(timing.caches_rotated * cache_bytes, dtype=torch.int8, device=torch_device)
-        self._pool = torch.cuda.graph_pool_handle()
 
     def policies(self, floor_us: float) -> tuple[Policy, Policy]:
         if floor_us < self._timing.graph_below_us:
@@ -175,7 +174,7 @@ class CudaTimer(Timer):
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
         cuda.synchronize()
-        with cuda.graph(graph, pool=self._pool):
+        with cuda.graph(graph):
             for _ in range(rounds):
                 for tensors in sets:
                     launch(tensors.operands, tensors.outputs)
