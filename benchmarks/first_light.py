@@ -49,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="where the JSON document goes")
+    parser.add_argument("--merge", action="store_true", help="keep the rows that --out has of other kernels")
     parser.add_argument("--db", help="database to sweep into; default a new one")
     parser.add_argument("--trials", type=int, help="configs a problem; default the preset's")
     parser.add_argument("--budget", type=float, help="seconds the sweep may take; default the preset's")
@@ -79,10 +80,14 @@ def main() -> int:
             peers = ["eager"]
         rows.append(compare(found, ceilings, result, peers))
         show(rows[-1:])
-    document = {
-        **report_head(report),
+    origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
+    }
+    rows = [{**row, **origin} for row in rows]
+    document = {
+        **report_head(report),
+        **origin,
         "copy_tb_s": ceilings.copy_bytes_s / 1e12,
         "matmul_tflop_s": {peak: rate / 1e12 for peak, rate in ceilings.flops_s.items()},
         "sweep_s": round(sweep_s, 1),
@@ -91,17 +96,32 @@ def main() -> int:
         "sweep": [result.to_dict() for result in report.results],
     }
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
-        # Without a time in its header, so that equal trials give an equal file.
-        packed = gzip.compress(json.dumps({**report_head(report), "trials": trials}).encode(), mtime=0)
-        options.out.with_suffix(".trials.json.gz").write_bytes(packed)
+        write(options.out, document, trials, merge=options.merge)
     show(rows)
     ratios = [row["ratio_to_best_peer"] for row in rows if row["ratio_to_best_peer"]]
     if ratios:
         print(f"own against the best peer: geometric mean {geometric_mean(ratios):.3f}, worst {min(ratios):.3f}")
     print(f"sweep: {sweep_s:.0f} s, {stats['trials']} trials; all: {time.monotonic() - start:.0f} s")
     return 0 if report.complete else 1
+
+
+def write(out: Path, document: dict[str, Any], trials: list[dict[str, Any]], *, merge: bool) -> None:
+    """Write the document, and its trials beside it; ``merge`` keeps what is there of kernels that were not run."""
+    packed = out.with_suffix(".trials.json.gz")
+    if merge and out.exists():
+        ran = {row["kernel"] for row in document["rows"]}
+        before = json.loads(out.read_text())
+        for part in ("rows", "sweep"):
+            kept = [row for row in before[part] if row["kernel"] not in ran]
+            document[part] = [*kept, *document[part]]
+        kept = json.loads(gzip.decompress(packed.read_bytes()))["trials"]
+        trials = [*(trial for trial in kept if trial["problem"]["kernel"] not in ran), *trials]
+        document["trials"] = len(trials)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=2) + "\n")
+    head = {name: document[name] for name in ("device", "environment")}
+    # Without a time in its header, so that equal trials give an equal file.
+    packed.write_bytes(gzip.compress(json.dumps({**head, "trials": trials}).encode(), mtime=0))
 
 
 def every_trial(store: Store) -> list[dict[str, Any]]:
