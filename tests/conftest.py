@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 
+import tunedex
+
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def fresh_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and memory of `tunedex` as in a fresh process of a user whose folders are empty."""
+    for name in ("TUNEDEX_URL", "TUNEDEX_DB", "TUNEDEX_PIN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("TUNEDEX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tunedex, "_clients", {})
+    monkeypatch.setattr(tunedex, "_last", (None, "stable", None))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,19 +36,9 @@ def test_the_term_is_gone_where_it_is_cut(form: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("form", gelu.FORMS)
-def test_triton(form: str) -> None:
+def test_triton(form: str, interpret: Callable[..., Any]) -> None:
     pytest.importorskip("triton")
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted_gelu.py"))],
-        input=json.dumps(VALUES),
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = interpret("interpreted_gelu.py", VALUES, timeout_s=120)
     for dtype in ("float32", "bfloat16"):
         check(torch.tensor(VALUES), torch.tensor(found[f"{form} {dtype}"]), form)
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,23 +96,14 @@ def gpu_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def test_the_default_on_a_gpu_through_the_interpreter() -> None:
+def test_the_default_on_a_gpu_through_the_interpreter(interpret: Callable[..., Any]) -> None:
     pytest.importorskip("triton")
     cases = gpu_cases()
     assert {case["kernel"] for case in cases} == set(SIZES)
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted_cases.py"))],
-        input=json.dumps(cases),
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    verdicts = interpret("interpreted_cases.py", cases)
     refused = [
         (case["kernel"], case["parameters"], case["outliers"], verdict["detail"])
-        for case, verdict in zip(cases, json.loads(result.stdout), strict=True)
+        for case, verdict in zip(cases, verdicts, strict=True)
         if not verdict["accepted"]
     ]
     assert not refused

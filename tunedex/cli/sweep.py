@@ -46,7 +46,7 @@ def sweep(
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
     ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the search.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> int:

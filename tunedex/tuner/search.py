@@ -70,8 +70,8 @@ class Search:
         self._running: dict[Candidate, OptunaTrial | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
-        self.anchors = frozenset(self._anchors(spaces))
         self._first = list(self._anchors(spaces))
+        self.anchors = frozenset(self._first)
         self._trials = max(trials, len(self._first))
         whole = sampler is Sampler.BRUTE_FORCE or (sampler is Sampler.AUTO and self.size <= trials)
         self._study = None if whole else _study(sampler, trials, seed)
