@@ -129,6 +129,8 @@ class RowSum(Kernel):
         return {"out": OutputSpec((problem.batch, problem.dims["rows"]), "float32")}
 
     def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
+        import torch
+
         x = operands["x"].to(dtype or torch.float64)
         # Adding up n terms of either sign loses about as much as one rounding of the row's length.
         return {"out": Reference(x.sum(-1), x.norm(dim=-1))}
