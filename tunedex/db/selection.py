@@ -105,7 +105,7 @@ def _best(timed: Iterable[Row], yours: Sequence[Row], held: Row | None) -> Row:
 
 
 def _unproven(row: Row, best: Row, proven: Iterable[Row]) -> bool:
-    """Whether ``row``, which was not timed in this final, would outdo who won it: an older or a rougher time is no proof.
+    """Whether ``row``, which was not timed in this final, would outdo who won it: older and rougher times are no proof.
 
     A lossless one is held against ``best``, a lossy one against the lossy configs of the final that serve all whom it
     serves. Where there is none, who allows an error has no other answer.
