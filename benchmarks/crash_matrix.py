@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PLANTED = ROOT / "tests" / "tuner" / "planted"
 
 #: Longest that a config may take: little, for several of them hang; on CUDA a kernel's first launch compiles it.
-TRIAL_TIMEOUT = {"cpu": "8s", "cuda": "20s"}
+TRIAL_TIMEOUT = {"cpu": "5s", "cuda": "20s"}
 SWEEP_TIMEOUT_S = 570
 
 RECORDED = "recorded"

@@ -72,13 +72,13 @@ COMPILING_APART: Mapping[str, FailureKind | None] = {
 }
 
 
+#: Stands for what an illegal access does to a CUDA context, on a device that has none: every later call fails.
+_broken = False
+
+
 def faults(device: Device) -> dict[str, FailureKind | None]:
     """How each config of a sweep on ``device`` is to end."""
-    found = {**RUNNING, **COMPILING, **(COMPILING_APART if device.kind == "cuda" else {})}
-    if device.kind == "cpu":
-        # Nothing but the process's own end tells of an illegal access there: that is ``segfault``.
-        del found["illegal_access"]
-    return found
+    return {**RUNNING, **COMPILING, **(COMPILING_APART if device.kind == "cuda" else {})}
 
 
 def problem(device: Device) -> str:
@@ -169,7 +169,11 @@ class _Faulty:
         self._written: dict[int, int] = {}
 
     def __call__(self, operands: Tensors, outputs: Tensors) -> None:
+        global _broken
         x, out = operands["x"], outputs["out"]
+        _broken = _broken or (self._fault == "illegal_access" and not self._cuda)
+        if _broken:
+            raise RuntimeError("planted: an illegal memory access was encountered")
         if self._cuda and self._fault in ("illegal_access", "hang"):
             import planted_triton
 
