@@ -177,7 +177,11 @@ class TestHangs:
     @pytest.mark.parametrize(
         ("method", "kind", "words"),
         [
-            ("hang_with_lock", FailureKind.TIMEOUT, r"hang_with_lock \(native\): the worker gave no sign of life for 2 s"),
+            (
+                "hang_with_lock",
+                FailureKind.TIMEOUT,
+                r"hang_with_lock \(native\): the worker gave no sign of life for 2 s",
+            ),
             ("stop", FailureKind.CRASH, "stop: the worker was stopped by a signal"),
         ],
     )
@@ -202,9 +206,9 @@ class TestHangs:
         """All are stopped, as by a scheduler, for longer than the heart may, and go on."""
         program = (
             "from process_subject import Subject; from tunedex.tuner.process import ChildProcess\n"
-            "child = ChildProcess(Subject, 1, start_s=60, heartbeat_s=2)\n"
+            "child = ChildProcess(Subject, 1, start_s=60, heartbeat_s=1.5)\n"
             "print(child.call('pids', timeout_s=10)[0], flush=True)\n"
-            "try: child.call('hang', timeout_s=6)\n"
+            "try: child.call('hang', timeout_s=3)\n"
             "except Exception as error: print(error, flush=True)\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -216,11 +220,11 @@ class TestHangs:
             time.sleep(0.7)
             for process in (parent.pid, number):
                 os.kill(process, signal.SIGSTOP)
-            time.sleep(4)
+            time.sleep(2.5)
             os.kill(parent.pid, signal.SIGCONT)
             time.sleep(0.2)
             os.kill(number, signal.SIGCONT)
-            assert "took longer than 6 s" in parent.stdout.read()
+            assert "took longer than 3 s" in parent.stdout.read()
 
 
 class TestOutput:
@@ -229,6 +233,12 @@ class TestOutput:
         with pytest.raises(ProcessFailure, match="exited with 0: last words") as caught:
             child.call("leave", timeout_s=10)
         assert len(str(caught.value)) < SETTINGS.worker.tail_bytes
+
+    def test_what_an_earlier_call_printed_is_not_quoted(self, child: ChildProcess) -> None:
+        child.call("flood", 1_000_000, timeout_s=60)
+        with pytest.raises(ProcessFailure) as caught:
+            child.call("abort", timeout_s=10)
+        assert str(caught.value).endswith("SIGABRT")
 
     def test_it_is_not_the_parent_s(self, child: ChildProcess, capfd: pytest.CaptureFixture[str]) -> None:
         child.call("flood", 200_000, timeout_s=60)

@@ -52,8 +52,8 @@ class Finals:
 class Timeouts:
     """How long a child process may take before it is killed, in seconds.
 
-    ``heartbeat_s`` bounds the silence within a call. The longest that imports and compilers keep Python's lock, and
-    so a healthy child's heart from beating, is a few seconds.
+    ``heartbeat_s`` bounds the silence within a call. Imports and compilers keep Python's lock, and so a healthy
+    child's heart from beating, for some tenths of a second; a cold disk or a machine that swaps for many times that.
     """
 
     start_s: float = 120.0
