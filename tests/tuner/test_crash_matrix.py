@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tunedex.cli.app import run
 from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.db import open_store
 from tunedex.db.records import Stage, SweepStatus
@@ -50,3 +53,12 @@ def test_every_kind_of_failure_costs_one_trial_and_no_other_config(tmp_path: Pat
     finals = {trial.config.values.get("fault", "library") for trial in trials if trial.stage is Stage.FINAL}
     assert {"none", "library"} <= finals <= {"none", "library", "flood", "innocent_1", "innocent_2", "innocent_3"}
     assert all(isinstance(trial.outcome, Measurement) for trial in trials if trial.stage is Stage.FINAL)
+
+
+@pytest.mark.parametrize("words", ["0s", "-1s", "soon", "nan", "1e400"])
+def test_a_trial_s_time_is_one_or_is_refused(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "none.db"
+    assert run(["sweep", "--device", "cpu", "--db", str(db), f"--trial-timeout={words}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith(f"--trial-timeout {words} is not a time above 0 and up to a year, such as 90s, 5m or 1h")
+    assert not db.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -246,6 +247,19 @@ class TestOutput:
 
 
 class TestGroup:
+    def test_a_child_that_is_closed_leaves_nothing_behind(self, child: ChildProcess) -> None:
+        child.start()
+        child.close()
+        child.close()
+        files, threads = Path("/proc/self/fd"), threading.active_count()
+        before = len(list(files.iterdir()))
+        for _ in range(3):
+            child.start()
+            child.close()
+        gc.collect()
+        assert len(list(files.iterdir())) <= before
+        assert threading.active_count() == threads
+
     def test_a_child_leads_its_own(self, child: ChildProcess) -> None:
         number, group = child.call("pids", timeout_s=10)
         assert group == number != os.getpgrp()
