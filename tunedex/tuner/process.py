@@ -229,6 +229,8 @@ class ChildProcess:
             beats, before_beats = running.pulse.beats, beats
             silent = 0.0 if beats != before_beats else silent + passed
             if running.exit_code() is not None:
+                if running.calls.poll():  # its last words
+                    return
                 raise EOFError
             held = _RESIDENTS.bytes_of(running.pid)
             what = _what(method, running)
