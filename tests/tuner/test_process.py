@@ -123,6 +123,7 @@ class TestDeaths:
         [
             ("leave", 0, "leave: the worker exited with 0: last words"),
             ("abort", -signal.SIGABRT, r"abort \(folding\): the worker was killed by SIGABRT"),
+            ("kill_unusually", -40, "killed by signal 40"),
             ("start_another_and_abort", -signal.SIGABRT, "killed by SIGABRT"),
         ],
     )
