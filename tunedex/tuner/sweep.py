@@ -21,13 +21,14 @@ from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.settings import SETTINGS, Timeouts
 from tunedex.tuner.task_run import Context, TaskRun
 from tunedex.tuner.tasks import Task
 
 
 class DeviceSweep:
-    """Sweeps tasks on one device. ``watch`` is told of the progress after every trial."""
+    """Sweeps tasks on one device. ``watch`` is told of the progress after every trial; ``timeouts`` bound
+    what each step of it may take."""
 
     def __init__(
         self,
@@ -36,13 +37,17 @@ class DeviceSweep:
         environment: Environment,
         effort: Effort,
         watch: Callable[[Progress], None] = lambda progress: None,
+        timeouts: Timeouts = SETTINGS.timeouts,
     ) -> None:
         self._store = store
         self._device = detected.device
         self._environment = environment
         self._effort = effort
         self._watch = watch
-        self._bench = ChildProcess(Bench, detected.device, detected.index, start_s=SETTINGS.timeouts.start_s)
+        self._timeouts = timeouts
+        self._bench = ChildProcess(
+            Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
+        )
         self._report = Report(detected, environment)
 
     def run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
@@ -74,7 +79,7 @@ class DeviceSweep:
             sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
             status = SweepStatus.FAILED
             try:
-                with compile_pool(self._device) as pool:
+                with compile_pool(self._device, self._timeouts) as pool:
                     yield Context(
                         store=store,
                         device=self._device,
@@ -85,6 +90,7 @@ class DeviceSweep:
                         bench=self._bench,
                         pool=pool,
                         watch=self._watch,
+                        timeouts=self._timeouts,
                     )
                 status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
             except KeyboardInterrupt:
@@ -126,7 +132,7 @@ class DeviceSweep:
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring"))
-        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=SETTINGS.timeouts.ceilings_s)
+        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=self._timeouts.ceilings_s)
         if known := self._store.ceilings(self._device.key, self._environment.key):
             measured = measured.highest(known)
         self._store.put_ceilings(self._device.key, self._environment.key, measured)

@@ -25,7 +25,7 @@ from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.report import Effort, Progress, Result
 from tunedex.tuner.search import Candidate, Search
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.settings import SETTINGS, Timeouts
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
 
@@ -46,6 +46,7 @@ class Context:
     bench: ChildProcess
     pool: CompilePool | None
     watch: Callable[[Progress], None]
+    timeouts: Timeouts = SETTINGS.timeouts
 
 
 class TaskRun:
@@ -208,7 +209,7 @@ class TaskRun:
             return None
         try:
             called: tuple[list[FinalTime | Failure], Sample] = self._c.bench.call(
-                "final", configs, timeout_s=SETTINGS.timeouts.final_s
+                "final", configs, timeout_s=self._c.timeouts.final_s
             )
         except (ProcessFailure, RemoteError):
             self._distrust()
@@ -257,10 +258,10 @@ class TaskRun:
                     candidate.config,
                     compiled,
                     self._best_us(candidate.problem),
-                    timeout_s=SETTINGS.timeouts.trial_s,
+                    timeout_s=self._c.timeouts.trial_s,
                 )
             except ProcessFailure as failure:
-                outcome = Failure(FailureKind.TIMEOUT if failure.timed_out else FailureKind.CRASH, str(failure))
+                outcome = Failure(failure.kind, str(failure))
             except RemoteError as error:
                 outcome = Failure(FailureKind.CRASH, str(error))
             if isinstance(outcome, Failure) and outcome.kind in _STICKY:
@@ -277,7 +278,7 @@ class TaskRun:
             return True
         floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
         try:
-            self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=SETTINGS.timeouts.open_s)
+            self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=self._c.timeouts.open_s)
         except (ProcessFailure, RemoteError) as failure:
             # No config is at fault: the inputs or the reference could not be made.
             self._distrust()
