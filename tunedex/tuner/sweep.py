@@ -7,7 +7,8 @@ or by kill -9, costs the trial under way; the same sweep run again goes on from 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -15,7 +16,7 @@ from tunedex.db import Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
 from tunedex.tuner.ceilings import faster_precisions
-from tunedex.tuner.compiling import CompilePool, compile_pool
+from tunedex.tuner.compiling import compile_pool
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock
 from tunedex.tuner.process import ChildProcess
@@ -50,42 +51,51 @@ class DeviceSweep:
         Raises:
             CannotRun: another process tunes on the device.
         """
-        with device_lock(self._report.detected):
-            return self._run(tasks, options)
-
-    def _run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
-        store, report = self._store, self._report
-        self._end_those_killed()
-        store.register_device(self._device)
-        store.register_environment(self._environment)
-        store.register_signatures(task.kernel.signature for task in tasks)
-        sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
-        status = SweepStatus.FAILED
         try:
-            with compile_pool(self._device) as pool:
-                self._run_tasks(tasks, sweep, pool)
-            status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
+            with self.session(tasks, options) as context:
+                self._run_tasks(tasks, context)
         except KeyboardInterrupt:
-            report.interrupted = True
-            status = SweepStatus.INTERRUPTED
-        finally:
-            self._bench.close()
-            store.end_sweep(sweep, status)
-        return report
+            self._report.interrupted = True
+        return self._report
 
-    def _run_tasks(self, tasks: Sequence[Task], sweep: int, pool: CompilePool | None) -> None:
+    @contextmanager
+    def session(self, tasks: Sequence[Task], options: dict[str, Any]) -> Iterator[Context]:
+        """The device, held and ready for a `TaskRun` of each of ``tasks``; a sweep in the store from begin to end.
+
+        Raises:
+            CannotRun: another process tunes on the device.
+        """
+        store, report = self._store, self._report
+        with device_lock(report.detected):
+            self._end_those_killed()
+            store.register_device(self._device)
+            store.register_environment(self._environment)
+            store.register_signatures(task.kernel.signature for task in tasks)
+            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
+            status = SweepStatus.FAILED
+            try:
+                with compile_pool(self._device) as pool:
+                    yield Context(
+                        store=store,
+                        device=self._device,
+                        environment=self._environment.key,
+                        effort=self._effort,
+                        sweep=sweep,
+                        ceilings=self._ceilings(tasks),
+                        bench=self._bench,
+                        pool=pool,
+                        watch=self._watch,
+                    )
+                status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
+            except KeyboardInterrupt:
+                status = SweepStatus.INTERRUPTED
+                raise
+            finally:
+                self._bench.close()
+                store.end_sweep(sweep, status)
+
+    def _run_tasks(self, tasks: Sequence[Task], context: Context) -> None:
         start = time.monotonic()
-        context = Context(
-            store=self._store,
-            device=self._device,
-            environment=self._environment.key,
-            effort=self._effort,
-            sweep=sweep,
-            ceilings=self._ceilings(tasks),
-            bench=self._bench,
-            pool=pool,
-            watch=self._watch,
-        )
         for n, task in enumerate(tasks):
             seconds = None
             if self._effort.budget_s is not None:

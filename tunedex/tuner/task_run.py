@@ -99,6 +99,27 @@ class TaskRun:
             for future in waiting:
                 future.cancel()
 
+    def try_all(self, problem: Problem, configs: Sequence[Config]) -> list[Trial]:
+        """Measure each of ``configs`` on ``problem`` now, also those tried before, and store the trials, in order.
+
+        The list is short, and empty from where the problem cannot be set up; `conclude` says so. What was tried
+        last of a config is what counts.
+        """
+        candidates = [Candidate(problem, config) for config in dict.fromkeys(configs)]
+        compiled = [self._compiled(candidate) for candidate in candidates]
+        tried = []
+        try:
+            for n, (candidate, future) in enumerate(zip(candidates, compiled, strict=True)):
+                trial = self._try(candidate, future.result())
+                if trial is None:
+                    break
+                tried.append(trial)
+                self._tell(n + 1, len(candidates), "trying")
+        finally:
+            for future in compiled:
+                future.cancel()
+        return tried
+
     def conclude(self, problem: Problem) -> Result:
         """Re-time the leaders of ``problem`` unless a final has already seen them all; publish what is best."""
         searched = self._searched(problem)
@@ -140,7 +161,8 @@ class TaskRun:
     def _final(self, problem: Problem) -> list[Trial]:
         """The interleaved final, stored whole or not at all. A config that fails in it is left out and the others
         are timed again; one whose failure cannot be laid on any config leaves things as they were."""
-        searched = {t.config: t.outcome for t in self._searched(problem) if isinstance(t.outcome, Measurement)}
+        newest = {trial.config: trial.outcome for trial in self._searched(problem)}
+        searched = {config: outcome for config, outcome in newest.items() if isinstance(outcome, Measurement)}
         configs = self._finalists(problem, searched)
         failed: dict[Config, Failure] = {}
         times: list[FinalTime | Failure] = []
