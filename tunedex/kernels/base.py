@@ -205,6 +205,11 @@ class Kernel(ABC):
         """
         return next((i for i in self.implementations if i.name == name), None) or _absent(self.name, name)
 
+    def map_forward(self, config: Config, version: str) -> Config | None:
+        """``config`` of an older ``version`` of this kernel as this version spells it; None where it has no
+        counterpart. A kernel whose tunables keep their meaning leaves it as it is."""
+        return config
+
     def quick(self, device: Device) -> Sequence[Mapping[str, Any]]:
         """Problems of the ``quick`` preset on ``device``, as flat parameters (with ``max_error`` where one applies)."""
         return ()

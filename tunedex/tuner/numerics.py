@@ -86,14 +86,12 @@ class Tally:
         }
 
 
-def problems_for(signature: Signature, device: Device) -> list[Problem]:
-    """Small problems of ``signature`` in every dtype and shape; a CPU, which compiles each anew, gets a shape a dtype."""
+def problems_for(signature: Signature) -> list[Problem]:
+    """Small problems of ``signature`` in every dtype and shape."""
     shapes = [(_ALIGNED, "contiguous", ALIGNMENT_BYTES), (_RAGGED, "contiguous", ALIGNMENT_BYTES)]
     shapes += [(_RAGGED, layout, ALIGNMENT_BYTES) for layout in signature.layouts if layout != "contiguous"]
     dtypes = list(dict.fromkeys(dtype for operand in signature.operands for dtype in operand.dtypes))
     pairs = [(dtype, shape) for dtype in dtypes for shape in shapes]
-    if device.kind == "cpu":
-        pairs = list(zip(dtypes, cycle(shapes), strict=False))
     problems: list[Problem] = []
     for number, (dtype, (sizes, layout, alignment)) in enumerate(pairs):
         small = cycle(sizes)
@@ -115,7 +113,7 @@ def cases_of(kernel: Kernel, device: Device) -> tuple[list[Case], dict[str, str]
     """What to run of ``kernel`` on ``device``, problem by problem, and why implementations for it have nothing."""
     cases: list[Case] = []
     refused: dict[str, str] = {}
-    for problem in problems_for(kernel.signature, device):
+    for problem in problems_for(kernel.signature):
         space = Space.of(kernel, problem, device)
         if space.default:
             cases.append(Case(kernel.name, problem, space.default, default=True))

@@ -195,11 +195,7 @@ class SelfTest:
         return _judged(not missing, words, f"unknown: {', '.join(missing)}")
 
     def _ceilings(self, kernels: Mapping[str, Kernel]) -> Finding:
-        peaks = {
-            kernel.cost(problem).peak
-            for kernel in kernels.values()
-            for problem in problems_for(kernel.signature, self._device)
-        }
+        peaks = {kernel.cost(problem).peak for kernel in kernels.values() for problem in problems_for(kernel.signature)}
         measured: Ceilings = self._call("ceilings", peaks - {""}, timeout_s=SETTINGS.timeouts.ceilings_s)
         rates = {"copy": measured.copy_bytes_s, **measured.flops_s}
         words = ", ".join(
@@ -268,7 +264,7 @@ class SelfTest:
     def _sweep(self, kernel: Kernel) -> Finding:
         """A few trials of a small problem, into a database that is gone afterwards."""
         left = self._end - time.monotonic()
-        problem = problems_for(kernel.signature, self._device)[0]
+        problem = problems_for(kernel.signature)[0]
         effort = Effort(trials=SETTINGS.selftest.sweep_trials, budget_s=max(1.0, left / 2))
         with tempfile.TemporaryDirectory(prefix="tunedex-") as folder, open_store(str(Path(folder) / "db")) as store:
             report = DeviceSweep(store, self._detected, self._environment, effort).run([Task(kernel, (problem,))], {})
