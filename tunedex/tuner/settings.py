@@ -84,11 +84,40 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Recheck:
+    """`tuner verify`: how many rows after the best are timed again first, by rank."""
+
+    runners_up: int = 7
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """`tuner selftest`: how long it takes at most, how much of that is kept for its sweep, and what its checks bear.
+
+    ``repeat_share`` is how far apart two medians of one copy may lie, on a device that has no other work, and
+    ``agree_share`` two clocks' times of one copy; ``warm_share`` is how much slower a warm cache may seem.
+    """
+
+    budget_s: float = 270.0
+    sweep_s: float = 75.0
+    sweep_trials: int = 6
+    samples: int = 30
+    cuda_copy_bytes: int = 2**28
+    cpu_copy_bytes: int = 2**24
+    repeat_share: float = 0.05
+    cpu_repeat_share: float = 0.5
+    agree_share: float = 0.1
+    warm_share: float = 0.05
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
+    recheck: Recheck = Recheck()
+    selftest: SelfTest = SelfTest()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: Configs compiled ahead of the measuring.

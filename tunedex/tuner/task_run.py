@@ -21,6 +21,7 @@ from tunedex.db.selection import select
 from tunedex.tuner.bench import FinalTime
 from tunedex.tuner.ceilings import roofline_share, shortest_us
 from tunedex.tuner.compiling import CompilePool
+from tunedex.tuner.forward import mapped_forward
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.report import Effort, Progress, Result
@@ -148,7 +149,9 @@ class TaskRun:
 
         default = self._spaces[problem.key].default
         rows = select(finals, searched, incumbent, default=default, share=share)
-        revision = self._c.store.publish(self._c.device.key, {problem: rows}, sweep=self._c.sweep) if rows else 0
+        revision = 0
+        if rows or incumbent:  # where all fail that was served, nothing is served any more
+            revision = self._c.store.publish(self._c.device.key, {problem: rows}, sweep=self._c.sweep)
         limits = Limits(max_error=self._task.max_error)
         return replace(
             result,
@@ -346,7 +349,9 @@ class TaskRun:
         return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
 
     def _incumbent(self, problem: Problem) -> Sequence[Row]:
-        return self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
+        return mapped_forward(
+            self._task.kernel, self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
+        )
 
     def _best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
