@@ -119,7 +119,10 @@ class SelfTest:
         self._environment = environment
         self._watch = watch
         self._report = SelfTestReport(detected.device, environment)
-        self._child = ChildProcess(Probe, detected.device, detected.index, start_s=SETTINGS.timeouts.start_s)
+        timeouts = SETTINGS.timeouts
+        self._child = ChildProcess(
+            Probe, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
+        )
         self._end = 0.0
 
     def run(self) -> SelfTestReport:
