@@ -23,7 +23,7 @@ from tunedex.kernels.registry import all_kernels
 from tunedex.tuner import findings
 from tunedex.tuner.bundle import BUNDLE_FORMAT, BUNDLE_VERSION, cleaned, described
 from tunedex.tuner.compiling import CompilePool, compile_pool
-from tunedex.tuner.devices import DetectedDevice, version_of_package, sample
+from tunedex.tuner.devices import DetectedDevice, sample, version_of_package
 from tunedex.tuner.findings import Finding, Status, fault, judged
 from tunedex.tuner.lock import device_lock
 from tunedex.tuner.numerics import Numerics, cases_of, problems_for
