@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from demo import BEST, DEMO, H200, TUNED, row, snapshot
+from demo import BEST, DEMO, H200, TUNED, Hostile, row, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,15 +109,6 @@ def test_what_cannot_be_answered_gets_a_default_with_the_reason(
     assert reason in found.answer.reason
     assert found.answer.config == (Config("triton", {"block": 128}) if kernel == "demo" else None)
     assert client.status().misses == 0
-
-
-class Hostile:
-    """Fails in whatever way it is used."""
-
-    def _fail(self, *_: object) -> Any:
-        raise ZeroDivisionError("hostile")
-
-    __hash__ = __eq__ = __str__ = __repr__ = __index__ = __float__ = __bool__ = __len__ = _fail  # type: ignore[assignment]
 
 
 ANYTHING = st.one_of(

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table
+from tunedex.cli.output import (
+    ChannelOption,
+    DbOption,
+    JsonOption,
+    KernelArgument,
+    KeyOption,
+    RevisionOption,
+    microseconds,
+    print_json,
+    print_table,
+)
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.errors import BadInput, UnknownRevision
@@ -26,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lookup(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")],
+    kernel: KernelArgument,
     parameters: Annotated[
         list[str],
         typer.Argument(
@@ -35,9 +45,9 @@ def lookup(
             "objective, max_error, max_latency_us, max_memory, policy, same_bits.",
         ),
     ],
-    device: Annotated[str, typer.Option(help="A device's key, cpu, or auto for the device of this host.")] = "auto",
-    channel: Annotated[str, typer.Option(help="stable or candidate.")] = "stable",
-    revision: Annotated[int | None, typer.Option(help="A revision, instead of the channel's current one.")] = None,
+    device: KeyOption = "auto",
+    channel: ChannelOption = "stable",
+    revision: RevisionOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from tunedex.cli.lookup import answer_lines, print_lines, snapshot_named
-from tunedex.cli.output import DbOption, JsonOption, print_json
+from tunedex.cli.output import (
+    ChannelOption,
+    DbOption,
+    JsonOption,
+    KernelArgument,
+    KeyOption,
+    RevisionOption,
+    print_json,
+)
 from tunedex.core.display import three_digits
 from tunedex.core.errors import BadInput
 from tunedex.core.question import parse_parameters
@@ -21,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def recommend(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")],
+    kernel: KernelArgument,
     parameters: Annotated[
         list[str],
         typer.Argument(
@@ -33,9 +41,9 @@ def recommend(
     objective: Annotated[
         str | None, typer.Option(help="latency (of a call; the default), throughput, error or memory.")
     ] = None,
-    device: Annotated[str, typer.Option(help="A device's key, cpu, or auto for the device of this host.")] = "auto",
-    channel: Annotated[str, typer.Option(help="stable or candidate.")] = "stable",
-    revision: Annotated[int | None, typer.Option(help="A revision, instead of the channel's current one.")] = None,
+    device: KeyOption = "auto",
+    channel: ChannelOption = "stable",
+    revision: RevisionOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say
-from tunedex.cli.sweep import _command, _names, _seconds, _watching
+from tunedex.cli import tuning
+from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, say
 
 if TYPE_CHECKING:
     from tunedex.tuner.recheck import Rechecked, RecheckReport
@@ -37,20 +35,19 @@ def verify(
 
     The winners and runners-up come first. Run again, it goes on with the problems that are left.
     """
-    budget_s, names = _seconds(budget, "budget"), _names(kernels)
+    budget_s, names = tuning.seconds(budget, "budget"), tuning.names(kernels)
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.recheck import Recheck
 
-    command = _command()
+    command = tuning.command_line()
     reports: list[RecheckReport] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
+    tuning.end_on_sigterm()
     with open_store(db, create=False) as store:
         for found in detect(device):
-            for line in (f"{found.device.name} ({found.device.key})", *found.notes):
-                say(line)
-            with _watching() as watch:
+            tuning.announce(found)
+            with tuning.watching() as watch:
                 recheck = Recheck(store, found, environment_of(found.device), budget_s, watch)
                 options = {"command": command, "budget_s": budget_s}
                 reports.append(recheck.run(names, options, everything=everything))
@@ -83,9 +80,7 @@ def _problems(count: int) -> str:
 
 def _print(reports: list[RecheckReport], as_json: bool, command: str) -> None:
     if as_json:
-        head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
-        documents = [report.to_dict() for report in reports]
-        print_json({**head, **documents[0]} if len(documents) == 1 else {**head, "devices": documents})
+        tuning.print_documents([report.to_dict() for report in reports], command, "devices")
         return
     for report in reports:
         if report.results:
