@@ -11,6 +11,11 @@ _PARAMETER = re.compile(r"(?P<lead>[?&])(?P<name>[^=&#]*)=[^&#]*")
 _SECRETS = frozenset({"password", "sslpassword", "token", "api_key", "key", "secret"})
 
 
+def one_line(text: object) -> str:
+    """``text`` with every run of white space as one space: the words of an error for a line of their own."""
+    return " ".join(str(text).split())
+
+
 def time_words(value_us: float | None, *, micro: str = "us") -> str:
     """A time to three digits with its unit, ``1.25 ms``; "" where there is none. ``micro`` spells microseconds."""
     if value_us is None or not math.isfinite(value_us):

@@ -17,6 +17,7 @@ import torch
 from tunedex.core.canonical import key_of
 from tunedex.core.config import Config
 from tunedex.core.device import Device
+from tunedex.core.display import one_line
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
@@ -361,7 +362,7 @@ _TELLTALES = (
 
 def failure_of(error: Exception) -> Failure:
     """The kind of failure that an exception of a candidate is, with its words in one line."""
-    text = " ".join(str(error).split())[:500]
+    text = one_line(error)[:500]
     name = type(error).__name__
     if isinstance(error, OverLimit) or name == "OutOfResources":
         kind = FailureKind.OUT_OF_RESOURCES

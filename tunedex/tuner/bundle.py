@@ -19,6 +19,7 @@ from typing import Any
 
 from tunedex.core.canonical import canonical_json, finite
 from tunedex.core.device import Device
+from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput
 from tunedex.core.files import write_whole
 
@@ -51,7 +52,7 @@ def described(device: Device) -> dict[str, Any]:
 
 def cleaned(text: str) -> str:
     """``text`` in one line, without paths, UUIDs, and the names of this user and this host."""
-    text = " ".join(text.split())
+    text = one_line(text)
     for folder in _folders():
         text = text.replace(folder, "/path")
     text = _PATH.sub("<path>", _UUID.sub("<uuid>", text))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tunedex.core.display import one_line
 from tunedex.core.errors import TunedexError
 from tunedex.tuner import pulse
 from tunedex.tuner.pulse import Pulse
@@ -101,7 +102,7 @@ def _portable(error: BaseException) -> TunedexError:
     if isinstance(error, TunedexError):
         return error
     try:
-        words = " ".join(str(error).split())
+        words = one_line(error)
     except Exception:  # noqa: BLE001 - an exception that cannot even be told
         words = "its message cannot be read"
     return RemoteError(f"{type(error).__name__}: {words[:_MESSAGE_CHARACTERS]}")

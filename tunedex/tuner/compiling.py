@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
+from tunedex.core.display import one_line
 from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import CompileError, OverLimit
@@ -32,11 +33,11 @@ class Compiler:
         try:
             return implementation.compile(problem, config, device)
         except OverLimit as error:
-            return Failure(FailureKind.OUT_OF_RESOURCES, _line(error))
+            return Failure(FailureKind.OUT_OF_RESOURCES, one_line(error))
         except CompileError as error:
-            return Failure(FailureKind.COMPILE_ERROR, _line(error))
+            return Failure(FailureKind.COMPILE_ERROR, one_line(error))
         except MemoryError as error:
-            return Failure(FailureKind.OOM, f"compiling: {_line(error) or 'out of memory'}")
+            return Failure(FailureKind.OOM, f"compiling: {one_line(error) or 'out of memory'}")
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class CompilePool:
         except ProcessFailure as failure:
             result = Failure(failure.kind, f"compiling: {failure}")
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-            result = Failure(FailureKind.COMPILE_ERROR, _line(error)[:_DETAIL_CHARACTERS])
+            result = Failure(FailureKind.COMPILE_ERROR, one_line(error)[:_DETAIL_CHARACTERS])
         self._count(begin, failed=isinstance(result, Failure))
         return result
 
@@ -173,6 +174,15 @@ class CompilePool:
                 compile_s=before.compile_s + end - begin,
                 wall_s=end - (self._begun_at or begin),
             )
+
+
+def compiled(pool: CompilePool | None, problem: Problem, config: Config) -> Future[Resources | Failure]:
+    """``config`` compiled by ``pool``; where there is none, nothing is to be compiled ahead."""
+    if pool is not None:
+        return pool.submit(problem, config)
+    done: Future[Resources | Failure] = Future()
+    done.set_result(Resources())
+    return done
 
 
 @contextmanager
@@ -191,7 +201,3 @@ def compile_pool(device: Device, timeouts: Timeouts = SETTINGS.timeouts) -> Iter
 def pool_size() -> int:
     """Processes to compile in: a core is left to the measuring, and memory is not overcommitted."""
     return max(1, min(usable_cores() - 1, free_memory_bytes() // SETTINGS.compiler_bytes))
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

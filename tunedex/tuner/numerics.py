@@ -21,7 +21,7 @@ from tunedex.core.measurement import Failure, FailureKind, Measurement, Resource
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.signature import Signature
 from tunedex.kernels.base import Kernel
-from tunedex.tuner.compiling import CompilePool
+from tunedex.tuner.compiling import CompilePool, compiled
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
@@ -145,8 +145,8 @@ class Numerics:
     def run(self, cases: Sequence[Case], watch: Callable[[Case], None]) -> dict[str, Tally]:
         """What came of ``cases``, by implementation."""
         tallies = {case.config.implementation: Tally() for case in cases}
-        compiled = {case: self._compile(case.problem, case.config) for case in cases}
-        for case, future in compiled.items():
+        futures = {case: self._compile(case.problem, case.config) for case in cases}
+        for case, future in futures.items():
             tally = tallies[case.config.implementation]
             if self._left <= 0:
                 future.cancel()
@@ -177,16 +177,16 @@ class Numerics:
     def _outcome(
         self, problem: Problem, config: Config, future: Future[Resources | Failure]
     ) -> Measurement | Failure | None:
-        compiled = future.result()
-        if isinstance(compiled, Failure):
-            return compiled
+        resources = future.result()
+        if isinstance(resources, Failure):
+            return resources
         timeouts = SETTINGS.timeouts
         try:
             if self._opened != problem.key or not self._child.running:
                 self._call("open", problem, None, 0.0, timeout_s=timeouts.open_s)
                 self._opened = problem.key
             outcome: Measurement | Failure
-            outcome, _ = self._call("measure", config, compiled, _ANY_BEST, timeout_s=timeouts.trial_s)
+            outcome, _ = self._call("measure", config, resources, _ANY_BEST, timeout_s=timeouts.trial_s)
         except ProcessFailure as failure:
             if failure.timed_out and self._left <= 0:
                 return None
@@ -201,8 +201,4 @@ class Numerics:
         return self._child.call(method, *arguments, timeout_s=max(0.0, min(timeout_s, self._left)))
 
     def _compile(self, problem: Problem, config: Config) -> Future[Resources | Failure]:
-        if self._pool is not None:
-            return self._pool.submit(problem, config)
-        done: Future[Resources | Failure] = Future()
-        done.set_result(Resources())
-        return done
+        return compiled(self._pool, problem, config)

@@ -27,11 +27,11 @@ from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.forward import mapped_forward
+from tunedex.tuner.measurer import Context
 from tunedex.tuner.report import Effort, Progress
 from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.space import Space
 from tunedex.tuner.sweep import DeviceSweep
-from tunedex.tuner.task_run import Context, TaskRun
+from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
 
 
@@ -203,12 +203,12 @@ class Recheck:
 
     def _recheck(self, published: Published, task: Task, context: Context) -> Rechecked:
         problem, old = published.problem, published.served
-        space = Space.of(task.kernel, problem, self._device)
+        run = TaskRun(context, task)
+        space = run.space(problem)
         rows = mapped_forward(task.kernel, published.rows)
         present = [row.config for row in rows if row.config in space or row.config == space.default]
         first = present[: 1 + SETTINGS.recheck.runners_up]
         known = [*([space.default] if space.default else []), *space.library]
-        run = TaskRun(context, task)
         tried = run.try_all(problem, [*first, *known])
         if not any(isinstance(trial.outcome, Measurement) for trial in tried):
             # The others must not be served instead without having been looked at.
@@ -221,18 +221,9 @@ class Recheck:
         new = choose(now) or next(iter(now), None)
         spelled = next((row.config for row in rows if row.rank == old.rank), None)
         config = spelled if spelled in present else None
-        outcome, detail = compare(old, config, self._last(problem, task.kernel, config), new, self._environment.key)
+        last = run.newest(problem, config) if config is not None else None
+        outcome, detail = compare(old, config, last, new, self._environment.key)
         return Rechecked(problem, outcome, old, new, detail)
-
-    def _last(self, problem: Problem, kernel: Kernel, config: Config | None) -> Trial | None:
-        """The newest trial of ``config`` in this environment, the final included."""
-        trials = self._store.trials_of(
-            problem.key,
-            device=self._device.key,
-            environment=self._environment.key,
-            kernel_version=kernel.signature.version,
-        )
-        return next((trial for trial in reversed(trials) if trial.config == config), None)
 
 
 def compare(

@@ -16,6 +16,7 @@ from tunedex.core.row import Row, choose
 from tunedex.db.records import Stage, Trial
 from tunedex.db.selection import select
 from tunedex.tuner.ceilings import roofline_share
+from tunedex.tuner.compiling import compiled
 from tunedex.tuner.final import finalists, take_final
 from tunedex.tuner.forward import mapped_forward
 from tunedex.tuner.measurer import Context, Measurer
@@ -83,6 +84,14 @@ class TaskRun:
             for future in waiting:
                 future.cancel()
 
+    def space(self, problem: Problem) -> Space:
+        """The configs of ``problem``, one of the task's."""
+        return self._spaces[problem.key]
+
+    def newest(self, problem: Problem, config: Config) -> Trial | None:
+        """The newest trial of ``config`` in this environment, finals included."""
+        return next((trial for trial in reversed(self._history[problem.key]) if trial.config == config), None)
+
     def try_all(self, problem: Problem, configs: Sequence[Config]) -> list[Trial]:
         """Measure each of ``configs`` on ``problem`` now, also those tried before, and store the trials, in order.
 
@@ -90,17 +99,17 @@ class TaskRun:
         last of a config is what counts.
         """
         candidates = [Candidate(problem, config) for config in dict.fromkeys(configs)]
-        compiled = [self._compiled(candidate) for candidate in candidates]
+        futures = [self._compiled(candidate) for candidate in candidates]
         tried = []
         try:
-            for n, (candidate, future) in enumerate(zip(candidates, compiled, strict=True)):
+            for n, (candidate, future) in enumerate(zip(candidates, futures, strict=True)):
                 trial = self._try(candidate, future.result())
                 if trial is None:
                     break
                 tried.append(trial)
                 self._tell(n + 1, len(candidates), "trying")
         finally:
-            for future in compiled:
+            for future in futures:
                 future.cancel()
         return tried
 
@@ -161,15 +170,15 @@ class TaskRun:
             self._history[problem.key] += trials
         return trials
 
-    def _try(self, candidate: Candidate, compiled: Resources | Failure) -> Trial | None:
+    def _try(self, candidate: Candidate, resources: Resources | Failure) -> Trial | None:
         """Measure one candidate, whatever it does to the measuring process, and store the trial; None where its
         problem cannot be set up."""
         problem, config = candidate.problem, candidate.config
         measured: tuple[Measurement | Failure, Sample] | None
-        if isinstance(compiled, Failure):
-            measured = compiled, Sample()
+        if isinstance(resources, Failure):
+            measured = resources, Sample()
         else:
-            measured = self._measurer.measure(problem, config, compiled, self._best_us(problem))
+            measured = self._measurer.measure(problem, config, resources, self._best_us(problem))
             if measured is None:
                 return None
         outcome, state = measured
@@ -221,11 +230,7 @@ class TaskRun:
         return best
 
     def _compiled(self, candidate: Candidate) -> Future[Resources | Failure]:
-        if self._c.pool is not None:
-            return self._c.pool.submit(candidate.problem, candidate.config)
-        done: Future[Resources | Failure] = Future()
-        done.set_result(Resources())
-        return done
+        return compiled(self._c.pool, candidate.problem, candidate.config)
 
     def _room(self, waiting: int) -> int:
         """How many candidates to ask for: as many as compile at once, or one where nothing compiles ahead."""
