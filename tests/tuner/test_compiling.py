@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import pytest
 
 from tunedex.core.config import Config
-from tunedex.core.device import KIB, MIB, Device
+from tunedex.core.device import Device
 from tunedex.core.measurement import Failure, Resources
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Kernel
@@ -20,15 +20,7 @@ from tunedex.tuner import compiling
 from tunedex.tuner.compiling import CompilePool, MemoryGate, PoolStats, compile_pool, pool_size
 from tunedex.tuner.settings import SETTINGS
 
-H200 = Device(
-    kind="cuda",
-    name="NVIDIA H200",
-    multiprocessors=132,
-    memory_bytes=150_122_659_840,
-    compute_capability=(9, 0),
-    l2_bytes=60 * MIB,
-    shared_memory_bytes=227 * KIB,
-)
+H200 = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
 
 #: Longest that a planted compilation may take; the first of a process imports torch and Triton within it.
 COMPILE_S = 6.0

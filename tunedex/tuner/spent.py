@@ -56,6 +56,11 @@ class Spent:
             self._first_end = self._clock()
 
     @property
+    def wall_s(self) -> float:
+        """The seconds since it was made."""
+        return self._clock() - self._begin
+
+    @property
     def gpu_busy_share(self) -> float:
         """The share of the time after the first compiled config in which nothing waited for another one."""
         begin = self._begin if self._first_end is None else self._first_end
@@ -65,13 +70,13 @@ class Spent:
     @property
     def overhead_share(self) -> float:
         """The share of all time that went into proposing configs and into the database."""
-        wall = self._clock() - self._begin
+        wall = self.wall_s
         return (self._seconds[Part.SEARCH] + self._seconds[Part.STORE]) / wall if wall > 0 else 0.0
 
     def to_dict(self) -> dict[str, float]:
         self._switch(self._part)
         return {
-            "wall_s": self._clock() - self._begin,
+            "wall_s": self.wall_s,
             **{f"{part.value}_s": seconds for part, seconds in self._seconds.items()},
             "gpu_busy_share": self.gpu_busy_share,
             "overhead_share": self.overhead_share,

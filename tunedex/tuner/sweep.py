@@ -50,7 +50,6 @@ class DeviceSweep:
         self._watch = watch
         self._timeouts = timeouts
         self._spent = Spent()
-        self._begin = time.monotonic()
         self._report = Report(detected, environment, spent=self._spent)
         self._bench = Worker(self._child, ahead=detected.device.kind == "cuda")
 
@@ -66,7 +65,6 @@ class DeviceSweep:
         Raises:
             CannotRun: another process tunes on the device.
         """
-        self._begin = time.monotonic()
         try:
             with self.session(tasks, options) as context:
                 self._run_tasks(tasks, context)
@@ -120,7 +118,7 @@ class DeviceSweep:
                 # What concluding a problem has cost so far is kept back for those that are still to be concluded.
                 conclude_s = mean(concluded) if concluded else SETTINGS.finals.expected_s
                 waiting = sum(len(task.problems) for task in tasks[n:])
-                left = self._effort.budget_s - (time.monotonic() - self._begin) - waiting * conclude_s
+                left = self._effort.budget_s - self._spent.wall_s - waiting * conclude_s
                 seconds = max(0.0, left) / (len(tasks) - n)
             run = TaskRun(context, task)
             try:
