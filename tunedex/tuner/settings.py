@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class Timing:
     #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
     #: making a launch's arguments takes up to some hundred microseconds.
     graph_below_us: float = 2_000.0
-    #: Times shorter than this share of what the measured ceilings allow are not physical, nor is any below the least,
-    #: some tens of clock cycles.
+    #: Times that are shorter than this share of what the measured ceilings allow are not physical: with a cold cache,
+    #: and with a warm one whose rate is unknown, for caches are some tens of times faster than the memory that the
+    #: ceilings are of. No call at all takes less than ``least_us``, some tens of clock cycles.
     physical_share: float = 0.3
+    physical_warm_share: float = 0.02
     least_us: float = 0.01
-    #: Energy is measured for so many leaders of a final, over calls one after the other for so long each. The counter
+    #: Energy is measured of so many leaders of a final, over calls one after the other for so long each: the counter
     #: moves every 20 to 100 ms.
     energy_leaders: int = 2
     energy_s: float = 1.0
@@ -51,8 +53,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Verifying:
-    """How results are compared with their references: elements at once, so that what is in between stays in the
-    cache, and how much of a result float64 sees where it is slow, in elements and in rows."""
+    """How results are compared with their references: so many elements at once, that what lies between the steps
+    stays in the cache; and where float64 is slow, how much of a result it sees, in elements and in rows."""
 
     chunk_elements_cuda: int = 2**22
     chunk_elements_cpu: int = 2**17
@@ -75,7 +77,11 @@ class Finals:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a child process may take before it is killed, in seconds."""
+    """How long a child process may take before it is killed, in seconds.
+
+    ``heartbeat_s`` bounds the silence within a call. The longest that imports and compilers keep Python's lock, and
+    so a healthy child's heart from beating, is a few seconds.
+    """
 
     start_s: float = 120.0
     open_s: float = 180.0
@@ -83,6 +89,25 @@ class Timeouts:
     trial_s: float = 60.0
     final_s: float = 240.0
     ceilings_s: float = 120.0
+    heartbeat_s: float = 20.0
+
+    def for_trials(self, seconds: float) -> Timeouts:
+        """These, with ``seconds`` for compiling a config and as many for measuring it."""
+        return replace(self, compile_s=seconds, trial_s=seconds)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What is watched of a child process.
+
+    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept.
+    Above ``memory_share`` of the machine's memory it is killed, which takes at most ``kill_s``.
+    """
+
+    beat_s: float = 0.5
+    tail_bytes: int = 4_000
+    memory_share: float = 0.85
+    kill_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -91,12 +116,17 @@ class Settings:
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
+    worker: Worker = Worker()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: Configs compiled ahead of the measuring.
     window: int = 16
-    #: Memory that one compiling process may need.
+    #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
     compiler_bytes: int = 2 * 2**30
+    compiler_limit_bytes: int = 8 * 2**30
+    #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
+    memory_poll_s: float = 0.5
+    memory_settles_s: float = 10.0
     #: Asks that give nothing new before a random unseen config is taken.
     stale_asks: int = 20
     #: A failed config counts as this much slower than the slowest that ran.

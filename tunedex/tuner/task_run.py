@@ -25,7 +25,7 @@ from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.report import Effort, Progress, Result
 from tunedex.tuner.search import Candidate, Search
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.settings import SETTINGS, Timeouts
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
 
@@ -46,6 +46,7 @@ class Context:
     bench: ChildProcess
     pool: CompilePool | None
     watch: Callable[[Progress], None]
+    timeouts: Timeouts = SETTINGS.timeouts
 
 
 class TaskRun:
@@ -99,6 +100,27 @@ class TaskRun:
             for future in waiting:
                 future.cancel()
 
+    def try_all(self, problem: Problem, configs: Sequence[Config]) -> list[Trial]:
+        """Measure each of ``configs`` on ``problem`` now, also those tried before, and store the trials, in order.
+
+        The list is short, and empty from where the problem cannot be set up; `conclude` says so. What was tried
+        last of a config is what counts.
+        """
+        candidates = [Candidate(problem, config) for config in dict.fromkeys(configs)]
+        compiled = [self._compiled(candidate) for candidate in candidates]
+        tried = []
+        try:
+            for n, (candidate, future) in enumerate(zip(candidates, compiled, strict=True)):
+                trial = self._try(candidate, future.result())
+                if trial is None:
+                    break
+                tried.append(trial)
+                self._tell(n + 1, len(candidates), "trying")
+        finally:
+            for future in compiled:
+                future.cancel()
+        return tried
+
     def conclude(self, problem: Problem) -> Result:
         """Re-time the leaders of ``problem`` unless a final has already seen them all; publish what is best."""
         searched = self._searched(problem)
@@ -140,7 +162,8 @@ class TaskRun:
     def _final(self, problem: Problem) -> list[Trial]:
         """The interleaved final, stored whole or not at all. A config that fails in it is left out and the others
         are timed again; one whose failure cannot be laid on any config leaves things as they were."""
-        searched = {t.config: t.outcome for t in self._searched(problem) if isinstance(t.outcome, Measurement)}
+        newest = {trial.config: trial.outcome for trial in self._searched(problem)}
+        searched = {config: outcome for config, outcome in newest.items() if isinstance(outcome, Measurement)}
         configs = self._finalists(problem, searched)
         failed: dict[Config, Failure] = {}
         times: list[FinalTime | Failure] = []
@@ -186,7 +209,7 @@ class TaskRun:
             return None
         try:
             called: tuple[list[FinalTime | Failure], Sample] = self._c.bench.call(
-                "final", configs, timeout_s=SETTINGS.timeouts.final_s
+                "final", configs, timeout_s=self._c.timeouts.final_s
             )
         except (ProcessFailure, RemoteError):
             self._distrust()
@@ -235,10 +258,10 @@ class TaskRun:
                     candidate.config,
                     compiled,
                     self._best_us(candidate.problem),
-                    timeout_s=SETTINGS.timeouts.trial_s,
+                    timeout_s=self._c.timeouts.trial_s,
                 )
             except ProcessFailure as failure:
-                outcome = Failure(FailureKind.TIMEOUT if failure.timed_out else FailureKind.CRASH, str(failure))
+                outcome = Failure(failure.kind, str(failure))
             except RemoteError as error:
                 outcome = Failure(FailureKind.CRASH, str(error))
             if isinstance(outcome, Failure) and outcome.kind in _STICKY:
@@ -255,7 +278,7 @@ class TaskRun:
             return True
         floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
         try:
-            self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=SETTINGS.timeouts.open_s)
+            self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=self._c.timeouts.open_s)
         except (ProcessFailure, RemoteError) as failure:
             # No config is at fault: the inputs or the reference could not be made.
             self._distrust()
