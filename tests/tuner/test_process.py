@@ -177,7 +177,11 @@ class TestHangs:
     @pytest.mark.parametrize(
         ("method", "kind", "words"),
         [
-            ("hang_with_lock", FailureKind.TIMEOUT, r"hang_with_lock \(native\): the worker gave no sign of life for 2 s"),
+            (
+                "hang_with_lock",
+                FailureKind.TIMEOUT,
+                r"hang_with_lock \(native\): the worker gave no sign of life for 2 s",
+            ),
             ("stop", FailureKind.CRASH, "stop: the worker was stopped by a signal"),
         ],
     )

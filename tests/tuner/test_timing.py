@@ -10,7 +10,9 @@ from tunedex.core.measurement import Policy
 from tunedex.db.records import Ceilings
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.ceilings import roofline_share, shortest_us
-from tunedex.tuner.timing import CpuTimer, TensorSet, quantile
+from tunedex.tuner.sampling import quantile
+from tunedex.tuner.sets import TensorSet
+from tunedex.tuner.timing import CpuTimer
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])

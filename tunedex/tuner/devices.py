@@ -102,14 +102,26 @@ def environment_of(device: Device) -> Environment:
 
 def sample(device: Device) -> Sample:
     """Clock, temperature and throttling of ``device`` now; unknown where it does not tell. Never raises."""
+    uuid, nvml = _asked(device)
+    return nvml.sample(uuid) if nvml else Sample()
+
+
+def energy_j(device: Device) -> float | None:
+    """The energy that ``device`` has used since its driver was loaded, in joules; None where it does not tell. Never
+    raises."""
+    uuid, nvml = _asked(device)
+    return nvml.energy_j(uuid) if nvml else None
+
+
+def _asked(device: Device) -> tuple[str, Nvml | None]:
+    """The UUID of ``device`` and who knows it; nobody where it has none, or where the driver does not answer."""
     uuid = device.attributes.get("uuid")
     if device.kind != "cuda" or not uuid:
-        return Sample()
+        return "", None
     try:
-        nvml = open_nvml()
+        return uuid, open_nvml()
     except DeviceError:
-        return Sample()
-    return nvml.sample(uuid) if nvml else Sample()
+        return uuid, None
 
 
 def _cuda_devices(torch: Any, nvml: Nvml | None) -> list[DetectedDevice]:

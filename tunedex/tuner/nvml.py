@@ -105,6 +105,15 @@ class Nvml:
             throttle=self._throttle(handle),
         )
 
+    def energy_j(self, uuid: str) -> float | None:
+        """What the device of this UUID has used since its driver was loaded, in joules; None where it does not tell.
+        A slice does not: the counter is its card's."""
+        if uuid.startswith("MIG-"):
+            return None
+        handle = self._handle(uuid)
+        millijoules = None if handle is None else self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        return None if millijoules is None else millijoules / 1e3
+
     def _handle(self, uuid: str) -> Any:
         """The handle by UUID; clocks and temperature belong to the card, so a slice gives its card's handle."""
         if uuid.startswith("MIG-"):

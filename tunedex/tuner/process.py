@@ -38,9 +38,7 @@ class ProcessFailure(TunedexError):
     """The child did not answer: ``kind`` says why. ``exit_code`` is its own, negative for a signal, None where the
     parent ended it."""
 
-    def __init__(
-        self, message: str, *, kind: FailureKind = FailureKind.CRASH, exit_code: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, kind: FailureKind = FailureKind.CRASH, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.exit_code = exit_code
@@ -235,7 +233,9 @@ class ChildProcess:
             what = _what(method, running)
             if held > self._memory_bytes:
                 most = f"more than the {self._memory_bytes / 1e9:.3g} GB that it may"
-                raise ProcessFailure(f"{what}: the worker took {held / 1e9:.3g} GB of memory, {most}", kind=FailureKind.OOM)
+                raise ProcessFailure(
+                    f"{what}: the worker took {held / 1e9:.3g} GB of memory, {most}", kind=FailureKind.OOM
+                )
             # Making a CUDA context takes long and keeps Python's lock; a start is bounded by its own time.
             frozen = method != _START and silent > self._heartbeat_s
             if running.stopped and (frozen or waited >= timeout_s):

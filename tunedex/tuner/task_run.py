@@ -278,7 +278,8 @@ class TaskRun:
             return True
         floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
         try:
-            self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=self._c.timeouts.open_s)
+            arguments = (problem, self._task.max_error, floor_us, self._c.ceilings)
+            self._c.bench.call("open", *arguments, timeout_s=self._c.timeouts.open_s)
         except (ProcessFailure, RemoteError) as failure:
             # No config is at fault: the inputs or the reference could not be made.
             self._distrust()
@@ -377,7 +378,14 @@ def _timed(found: Measurement, timed: FinalTime | Failure) -> tuple[Measurement 
     """What a final says of a config whose search gave ``found``, and its time with a warm cache."""
     if isinstance(timed, Failure):
         return timed, None
-    outcome = replace(found, time_us=timed.time_us, p20_us=timed.p20_us, p80_us=timed.p80_us, samples=timed.samples)
+    outcome = replace(
+        found,
+        time_us=timed.time_us,
+        p20_us=timed.p20_us,
+        p80_us=timed.p80_us,
+        samples=timed.samples,
+        energy_j=timed.energy_j,
+    )
     return outcome, timed.warm_us
 
 

@@ -64,6 +64,10 @@ class Standard(ABC):
         """Both steps at once."""
         return self.verdict(self.figures(result).tolist(), result)
 
+    def error(self, result: torch.Tensor) -> float:
+        """The relative L2 error of ``result``, right or wrong; infinite where it is not finite."""
+        return self.judge(result).error
+
 
 class WholeStandard(Standard):
     """Holds the whole of an output against one reference.
