@@ -54,10 +54,11 @@ class Timing:
 @dataclass(frozen=True)
 class Verifying:
     """How results are compared with their references: so many elements at once, that what lies between the steps
-    stays in the cache; and where float64 is slow, how much of a result it sees, in elements and in rows."""
+    stays in the cache, and on a CPU in one thread, whose pace does not hang on what the other cores do; and where
+    float64 is slow, how much of a result it sees, in elements and in rows."""
 
     chunk_elements_cuda: int = 2**22
-    chunk_elements_cpu: int = 2**17
+    chunk_elements_cpu: int = 2**15
     sampled_elements: int = 4096
     sampled_rows: int = 16
 
