@@ -54,6 +54,9 @@ class Subject:
         phase("folding")
         os.abort()
 
+    def kill_unusually(self) -> None:
+        os.kill(os.getpid(), 40)
+
     def hang(self) -> None:
         phase("spinning")
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -122,6 +123,7 @@ class TestDeaths:
         [
             ("leave", 0, "leave: the worker exited with 0: last words"),
             ("abort", -signal.SIGABRT, r"abort \(folding\): the worker was killed by SIGABRT"),
+            ("kill_unusually", -40, "killed by signal 40"),
             ("start_another_and_abort", -signal.SIGABRT, "killed by SIGABRT"),
         ],
     )
@@ -206,9 +208,9 @@ class TestHangs:
         """All are stopped, as by a scheduler, for longer than the heart may, and go on."""
         program = (
             "from process_subject import Subject; from tunedex.tuner.process import ChildProcess\n"
-            "child = ChildProcess(Subject, 1, start_s=60, heartbeat_s=2)\n"
+            "child = ChildProcess(Subject, 1, start_s=60, heartbeat_s=1.5)\n"
             "print(child.call('pids', timeout_s=10)[0], flush=True)\n"
-            "try: child.call('hang', timeout_s=6)\n"
+            "try: child.call('hang', timeout_s=3)\n"
             "except Exception as error: print(error, flush=True)\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -220,11 +222,11 @@ class TestHangs:
             time.sleep(0.7)
             for process in (parent.pid, number):
                 os.kill(process, signal.SIGSTOP)
-            time.sleep(4)
+            time.sleep(2.5)
             os.kill(parent.pid, signal.SIGCONT)
             time.sleep(0.2)
             os.kill(number, signal.SIGCONT)
-            assert "took longer than 6 s" in parent.stdout.read()
+            assert "took longer than 3 s" in parent.stdout.read()
 
 
 class TestOutput:
@@ -234,12 +236,31 @@ class TestOutput:
             child.call("leave", timeout_s=10)
         assert len(str(caught.value)) < SETTINGS.worker.tail_bytes
 
+    def test_what_an_earlier_call_printed_is_not_quoted(self, child: ChildProcess) -> None:
+        child.call("flood", 1_000_000, timeout_s=60)
+        with pytest.raises(ProcessFailure) as caught:
+            child.call("abort", timeout_s=10)
+        assert str(caught.value).endswith("SIGABRT")
+
     def test_it_is_not_the_parent_s(self, child: ChildProcess, capfd: pytest.CaptureFixture[str]) -> None:
         child.call("flood", 200_000, timeout_s=60)
         assert capfd.readouterr() == ("", "")
 
 
 class TestGroup:
+    def test_a_child_that_is_closed_leaves_nothing_behind(self, child: ChildProcess) -> None:
+        child.start()
+        child.close()
+        child.close()
+        files, threads = Path("/proc/self/fd"), threading.active_count()
+        before = len(list(files.iterdir()))
+        for _ in range(3):
+            child.start()
+            child.close()
+        gc.collect()
+        assert len(list(files.iterdir())) <= before
+        assert threading.active_count() == threads
+
     def test_a_child_leads_its_own(self, child: ChildProcess) -> None:
         number, group = child.call("pids", timeout_s=10)
         assert group == number != os.getpgrp()

@@ -133,6 +133,7 @@ class Bench:
             operands = inputs[n % 2].operands
             clones = operands if n == 1 else {name: copied(tensor) for name, tensor in operands.items()}
             self._sets.append(TensorSet(clones, {name: copied(tensor) for name, tensor in outputs.tensors.items()}))
+        # Not when the process starts: another one may be measuring then.
         self._warm_up(self._timing.warm_up_s)
 
     def measure(
@@ -187,7 +188,7 @@ class Bench:
         """Time ``configs`` interleaved, in alternating order, on a warmed-up device: under the problem's policy, then
         with a warm cache. The device's state is read right after; the energy of the fastest is measured last."""
         opened = self.opened
-        seconds = self._settings.finals.seconds
+        finals = self._settings.finals
         launches: dict[int, Launch] = {}
         results: dict[int, FinalTime | Failure] = {}
         for n, config in enumerate(configs):
@@ -195,13 +196,13 @@ class Bench:
                 launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
                 results[n] = failure_of(error)
-        self._warm_up(self._timing.warm_up_s)
+        self._warm_up(finals.warm_up_s)
         with self._doing("final"):
-            decided = self._timed(launches, opened.policy, seconds)
+            decided = self._timed(launches, opened.policy, finals.seconds)
             state = sample(self._device)
             warm = decided
             if opened.warm_policy is not opened.policy:
-                warm = self._timed(launches, opened.warm_policy, seconds / 2)
+                warm = self._timed(launches, opened.warm_policy, finals.seconds / 2)
             for n in launches:
                 results[n] = _final_time(decided[n], warm[n])
             self._add_energy(launches, results)

@@ -126,6 +126,7 @@ class ChildProcess:
         """
         running = self._running or self._start()
         running.kills_before = memory_kills()
+        running.tail.mark()
         try:
             running.calls.send((method, arguments))
         except (BrokenPipeError, ConnectionResetError):
@@ -228,6 +229,8 @@ class ChildProcess:
             beats, before_beats = running.pulse.beats, beats
             silent = 0.0 if beats != before_beats else silent + passed
             if running.exit_code() is not None:
+                if running.calls.poll():  # its last words
+                    return
                 raise EOFError
             held = _RESIDENTS.bytes_of(running.pid)
             what = _what(method, running)
@@ -257,7 +260,7 @@ class ChildProcess:
         if killed_for_memory:
             how = "was killed by the kernel, which was out of memory"
         elif code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            how = f"was killed by {_signal_name(-code)}"
         else:
             how = f"exited with {code}" if code is not None else "closed its pipe"
         kind = FailureKind.OOM if killed_for_memory else FailureKind.CRASH
@@ -267,6 +270,13 @@ class ChildProcess:
 def _what(method: str, running: _Running) -> str:
     """The call under way, with the phase that the child has said it is in."""
     return f"{method} ({found})" if (found := running.pulse.phase) else method
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"
 
 
 def _memory_share() -> int:

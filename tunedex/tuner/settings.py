@@ -23,8 +23,8 @@ class Timing:
     most_s: float = 0.25
     give_up_factor: float = 3.0
     lag_share: float = 0.1
-    #: How long the device is kept busy before the first config and before a final, and, once it has been idle for so
-    #: long that its clocks sink, before the next config.
+    #: How long the device is kept busy before the first config of a problem, and, where it has been idle for so long
+    #: that its clocks sink, before the next one.
     warm_up_s: float = 0.3
     idle_s: float = 1.0
     rewarm_s: float = 0.05
@@ -66,7 +66,8 @@ class Verifying:
 @dataclass(frozen=True)
 class Finals:
     """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
-    and the longest it takes."""
+    and the longest it takes. ``warm_up_s`` of work precede it; ``expected_s`` is what one is taken to cost, with its
+    fresh process, until one has been seen."""
 
     leaders: int = 5
     quiet_leaders: int = 3
@@ -74,14 +75,16 @@ class Finals:
     rounds: int = 30
     min_rounds: int = 9
     seconds: float = 4.0
+    warm_up_s: float = 1.0
+    expected_s: float = 12.0
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """How long a child process may take before it is killed, in seconds.
 
-    ``heartbeat_s`` bounds the silence within a call. The longest that imports and compilers keep Python's lock, and
-    so a healthy child's heart from beating, is a few seconds.
+    ``heartbeat_s`` bounds the silence within a call. Imports and compilers keep Python's lock, and so a healthy
+    child's heart from beating, for some tenths of a second; a cold disk or a machine that swaps for many times that.
     """
 
     start_s: float = 120.0
@@ -112,12 +115,41 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Recheck:
+    """`tuner verify`: how many rows after the best are timed again first, by rank."""
+
+    runners_up: int = 7
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """`tuner selftest`: how long it takes at most, how much of that is kept for its sweep, and what its checks bear.
+
+    ``repeat_share`` is how far apart two medians of one copy may lie, on a device that has no other work, and
+    ``agree_share`` two clocks' times of one copy; ``warm_share`` is how much slower a warm cache may seem.
+    """
+
+    budget_s: float = 270.0
+    sweep_s: float = 75.0
+    sweep_trials: int = 6
+    samples: int = 30
+    cuda_copy_bytes: int = 2**28
+    cpu_copy_bytes: int = 2**24
+    repeat_share: float = 0.05
+    cpu_repeat_share: float = 0.5
+    agree_share: float = 0.1
+    warm_share: float = 0.05
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
+    recheck: Recheck = Recheck()
+    selftest: SelfTest = SelfTest()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: Configs compiled ahead of the measuring.

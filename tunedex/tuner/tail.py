@@ -10,6 +10,8 @@ from multiprocessing.connection import Connection, Pipe
 _CHUNK_BYTES = 2**16
 #: What is still read once nobody should be writing.
 _REST_BYTES = 2**20
+#: Parts what was written before from what comes after.
+_MARK = b"\n\0\n"
 
 
 class Tail:
@@ -23,8 +25,13 @@ class Tail:
         self._thread = threading.Thread(target=self._drain, args=(self._reader,), name="tail", daemon=True)
         self._thread.start()
 
+    def mark(self) -> None:
+        """Begin anew: what has been written until now is not told."""
+        os.write(self.writer.fileno(), _MARK)
+
     def end(self) -> str:
-        """Stop reading and give the last line that is not empty; called when the writers have ended."""
+        """Stop reading and give the last line that is not empty since the last mark; called when the writers have
+        ended."""
         if not self._ending.is_set():
             self._ending.set()
             # Wakes the thread. Where the pipe is full it is awake, and this must not wait for it.
@@ -34,7 +41,7 @@ class Tail:
             self._thread.join()
             self._reader.close()
             self.writer.close()
-        lines = self._kept.decode(errors="replace").split("\n")
+        lines = self._kept.rpartition(_MARK)[2].decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _drain(self, reader: Connection) -> None:
