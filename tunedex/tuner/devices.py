@@ -161,16 +161,18 @@ def _joined(index: int, properties: Any, boards: Sequence[Board]) -> DetectedDev
     board = _board_of(index, properties, boards)
     attributes = _told_by_cuda(properties)
     profile = profile_in(properties.name)
-    uuid = bare_uuid(getattr(properties, "uuid", ""))
-    uuid = uuid and f"{'MIG' if profile.startswith('mig') or (board and board.sliced) else 'GPU'}-{uuid}"
+    sliced = profile.startswith("mig") or bool(board and board.sliced)
     virtual = profile.startswith("vgpu")
+    uuid = bare_uuid(getattr(properties, "uuid", ""))
+    uuid = uuid and f"{'MIG' if sliced else 'GPU'}-{uuid}"
     if board:
         attributes |= board.attributes
         virtual = virtual or board.virtual
         if board.profile and not profile:
             attributes["nvml_profile"] = board.profile
-        if not uuid or not board.sliced or board.card or bare_uuid(board.uuid) == bare_uuid(uuid):
-            uuid = board.uuid or uuid
+        # A slice that NVML does not tell from its card keeps the UUID that CUDA gives it.
+        if board.uuid and (not uuid or not sliced or board.card):
+            uuid = board.uuid
     if virtual:
         attributes["virtual"] = True
     if uuid:
@@ -190,7 +192,7 @@ def _told_by_cuda(properties: Any) -> dict[str, Any]:
 
 
 def _board_of(index: int, properties: Any, boards: Sequence[Board]) -> Board | None:
-    """NVML's view of a torch device, by UUID, else by PCI address; the card, for a slice that is not to be told apart."""
+    """NVML's view of a torch device, by UUID, else by PCI address; its card, for a slice that it does not tell."""
     uuid = bare_uuid(getattr(properties, "uuid", ""))
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     address = None if bus is None or slot is None else f"{domain or 0:08x}:{bus:02x}:{slot:02x}.0"

@@ -53,7 +53,8 @@ class Board:
 
     ``pci`` is the bus address, a slice's being that of its card; ``profile`` is ``mig-...`` or ``vgpu-...`` and ""
     for a whole card; ``sliced`` says that the card is divided by MIG, ``card`` is the UUID of a slice's card.
-    ``attributes`` hold what is known of power limit (W), largest clocks (MHz), memory bus (bits), ECC and PCI device id.
+    ``attributes`` hold what is known of power limit (W), largest clocks (MHz), memory bus (bits), ECC and PCI device
+    id.
     """
 
     uuid: str
@@ -279,7 +280,7 @@ def nvml_of(device: Device) -> tuple[Nvml, str] | None:
 def _open(module: Any) -> Nvml | None:
     init: Callable[[], None] | None = getattr(module, "nvmlInit", None)
     if init is None:
-        log.warning("module %s is not nvidia-ml-py; GPUs are described without NVML", getattr(module, "__name__", "?"))
+        _log_lack("nvmlInit")
         return None
     try:
         init()
