@@ -136,15 +136,32 @@ def test_of_two_like_slices_the_mask_tells_which(monkeypatch: pytest.MonkeyPatch
     assert find("auto", fake_torch(own), module)[0].uuid == f"MIG-{H100}"
 
 
-def test_a_slice_gets_no_answer_of_the_whole_card(tmp_path: Path) -> None:
+def h100(**changes: Any) -> Any:
+    """What torch reports of a whole H100 SXM."""
+    values = {"name": "NVIDIA H100 80GB HBM3", "total_memory": 80 * GIB, "L2_cache_size": 52_428_800, **changes}
+    return properties(values.pop("name"), H100, **values)
+
+
+@pytest.mark.parametrize(
+    ("own", "seen"),
+    [
+        (part_of_h100(), sliced_h100(f"MIG-{SLICE}")),
+        (h100(name="NVIDIA H100 PCIe", multi_processor_count=114), board(H100, "NVIDIA H100 PCIe")),
+    ],
+    ids=["slice", "PCIe"],
+)
+def test_an_answer_of_the_whole_card_is_exact_for_no_other_device(
+    own: Any, seen: dict[str, Any], tmp_path: Path
+) -> None:
     (card,) = find("auto", fake_torch(h100()), fake_nvml(board(H100, "NVIDIA H100 80GB HBM3")))
-    (part,) = find("auto", fake_torch(part_of_h100()), fake_nvml(sliced_h100(f"MIG-{SLICE}")))
-    assert (card.device.key, part.device.key) == (H100_KEY, SLICE_KEY)
+    (other,) = find("auto", fake_torch(own), fake_nvml(seen))
+    assert (card.device.key, card.device.family) == (H100_KEY, other.device.family)
     with open_store(str(tmp_path / "tunedex.db")) as store:
         problem = tune(store, card.device)
-        store.register_device(part.device)
+        store.register_device(other.device)
         assert store.snapshot(card.device.key).answer(problem).match is Match.EXACT
-        assert store.snapshot(part.device.key).answer(problem).match is Match.DEFAULT
+        assert store.snapshot(other.device.key).answer(problem).match is not Match.EXACT
+        assert [line.problems for line in store.devices() if line.device.key == other.device.key] == [0]
 
 
 COUNTS = types.SimpleNamespace(gpuInstanceSliceCount=2, memorySizeMB=20480)
@@ -426,12 +443,6 @@ def test_the_environment_of_the_cpu_names_what_changes_its_speed() -> None:
     assert environment.numba
     assert environment.python.count(".") == 1
     assert (environment.driver, environment.cuda, environment.triton) == ("", "", "")
-
-
-def h100(**changes: Any) -> Any:
-    """What torch reports of a whole H100."""
-    values = {"total_memory": 80 * GIB, "L2_cache_size": 52_428_800, **changes}
-    return properties("NVIDIA H100 80GB HBM3", H100, **values)
 
 
 def tune(store: Store, device: Device) -> Problem:
