@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ from tunedex.kernels.base import (
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import bench as bench_module
 from tunedex.tuner.bench import Bench, FinalTime
-from tunedex.tuner.devices import energy_j
 from tunedex.tuner.failures import failure_of
-from tunedex.tuner.nvml import Nvml
 from tunedex.tuner.sampling import Stopwatch
 from tunedex.tuner.sets import TensorSet
 from tunedex.tuner.settings import SETTINGS, Settings
@@ -323,17 +320,6 @@ class TestEnergy:
         times, _ = opened(kernel, timer).final([config("a")])
         assert timer.repeated == []
         assert [time.energy_j for time in times if isinstance(time, FinalTime)] == [None]
-
-    def test_it_is_the_drivers_counter_in_joules(self) -> None:
-        module = SimpleNamespace(
-            nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetTotalEnergyConsumption=lambda handle: 12_500
-        )
-        assert Nvml(module).energy_j("GPU-1") == 12.5
-        # A slice's card counts for all of its slices.
-        assert Nvml(module).energy_j("MIG-1") is None
-        del module.nvmlDeviceGetTotalEnergyConsumption
-        assert Nvml(module).energy_j("GPU-1") is None
-        assert energy_j(cpu()) is None
 
     def test_a_counter_that_stands_still_tells_nothing(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)
