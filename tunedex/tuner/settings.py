@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 class Timing:
     """How a config is timed.
 
-    While searching, samples are taken until the median is known: until its interval of ``confidence`` reaches no
-    farther than ``target_share`` of it to either side, on average of the two. At least ``min_samples`` are taken and at
+    While searching, samples are taken until the median is known: until half the width of its interval of ``confidence``
+    is at most ``target_share`` of it. At least ``min_samples`` are taken and at
     most ``max_samples``, and beyond the least for no longer than ``most_s``. The clearly slow are left earlier: after
     two samples what is ``give_up_factor`` times slower than the best so far, and as soon as the interval exists what
     lies with all of it more than ``lag_share`` behind.
