@@ -73,6 +73,17 @@ def test_what_is_not_written_or_not_finite_is_refused(exact: torch.Tensor, bad: 
     assert "[5, 7]" in verdict.detail
 
 
+def test_a_scale_that_is_no_number_bounds_an_element_by_the_smallest(exact: torch.Tensor) -> None:
+    exact[3, 4] = 0.0
+    scale = exact.abs()
+    scale[3, 4] = math.nan
+    result = exact.float()
+    words = {"dtype": "float32", "reduction_length": 1, "eager_error": 1.0}
+    assert judge(result, Reference(exact, scale), **words).lossless
+    result[3, 4] = 1e-6
+    assert "first at [3, 4]: 1e-06 instead of 0" in judge(result, Reference(exact, scale), **words).detail
+
+
 def test_a_callers_error_accepts_more_but_not_as_lossless(exact: torch.Tensor) -> None:
     noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).clamp(-3, 3)
     result = (exact * (1 + 3e-4 * noise)).float()
