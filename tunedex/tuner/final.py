@@ -89,5 +89,12 @@ def _timed(found: Measurement, timed: FinalTime | Failure) -> tuple[Measurement 
     """What a final says of a config whose search gave ``found``, and its time with a warm cache."""
     if isinstance(timed, Failure):
         return timed, None
-    outcome = replace(found, time_us=timed.time_us, p20_us=timed.p20_us, p80_us=timed.p80_us, samples=timed.samples)
+    outcome = replace(
+        found,
+        time_us=timed.time_us,
+        p20_us=timed.p20_us,
+        p80_us=timed.p80_us,
+        samples=timed.samples,
+        energy_j=timed.energy_j,
+    )
     return outcome, timed.warm_us

@@ -136,7 +136,8 @@ class Measurer:
             with self._c.spent.on(Part.START):
                 self._c.bench.start()
             with self._c.spent.on(Part.OPEN):
-                self._c.bench.call("open", problem, self._task.max_error, floor_us, timeout_s=self._c.timeouts.open_s)
+                arguments = (problem, self._task.max_error, floor_us, self._c.ceilings)
+                self._c.bench.call("open", *arguments, timeout_s=self._c.timeouts.open_s)
         except (ProcessFailure, RemoteError) as failure:
             # No config is at fault: the inputs or the reference could not be made.
             self.distrust()

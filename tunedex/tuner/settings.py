@@ -7,17 +7,27 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a config is timed.
+    """How a config is timed.
 
-    While searching, samples are taken until both ``min_samples`` and ``search_s`` are reached, at most
-    ``max_samples``; a config ``give_up_factor`` times slower than the best so far is left after two.
+    While searching, samples are taken until the median is known: until half the width of its interval of ``confidence``
+    is at most ``target_share`` of it. At least ``min_samples`` are taken and at
+    most ``max_samples``, and beyond the least for no longer than ``most_s``. The clearly slow are left earlier: after
+    two samples what is ``give_up_factor`` times slower than the best so far, and as soon as the interval exists what
+    lies with all of it more than ``lag_share`` behind.
     """
 
+    confidence: float = 0.95
+    target_share: float = 0.01
     min_samples: int = 7
     max_samples: int = 200
-    search_s: float = 0.05
+    most_s: float = 0.25
     give_up_factor: float = 3.0
+    lag_share: float = 0.1
+    #: How long the device is kept busy before the first config of a problem, and, where it has been idle for so long
+    #: that its clocks sink, before the next one.
     warm_up_s: float = 0.3
+    idle_s: float = 1.0
+    rewarm_s: float = 0.05
     #: How long one replay of a CUDA graph should be, to be long against its own overhead, and its most launches.
     graph_us: float = 2_000.0
     graph_max_launches: int = 64
@@ -29,10 +39,28 @@ class Timing:
     #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
     #: making a launch's arguments takes up to some hundred microseconds.
     graph_below_us: float = 2_000.0
-    #: Times shorter than this share of the floor at the measured ceilings are not physical: with a cold cache, and
-    #: with a warm one, for caches are some tens of times faster than the memory that the ceilings are of.
+    #: Times that are shorter than this share of what the measured ceilings allow are not physical: with a cold cache,
+    #: and with a warm one whose rate is unknown, for caches are some tens of times faster than the memory that the
+    #: ceilings are of. No call at all takes less than ``least_us``, some tens of clock cycles.
     physical_share: float = 0.3
     physical_warm_share: float = 0.02
+    least_us: float = 0.01
+    #: Energy is measured of so many leaders of a final, over calls one after the other for so long each: the counter
+    #: moves every 20 to 100 ms.
+    energy_leaders: int = 2
+    energy_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How results are compared with their references: so many elements at once, that what lies between the steps
+    stays in the cache, and on a CPU in one thread, whose pace does not hang on what the other cores do; and where
+    float64 is slow, how much of a result it sees, in elements and in rows."""
+
+    chunk_elements_cuda: int = 2**22
+    chunk_elements_cpu: int = 2**15
+    sampled_elements: int = 4096
+    sampled_rows: int = 16
 
 
 @dataclass(frozen=True)
@@ -114,13 +142,32 @@ class SelfTest:
 
 
 @dataclass(frozen=True)
+class Watching:
+    """What is read of a device beside the measurements.
+
+    SM clocks that differ by more than ``clock_share`` of the highest spoil a comparison. Somebody else's load is looked
+    for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its driver averages over up to a
+    second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display server takes a few; on a CPU
+    since the last look, where ``load_cpu_share`` of the cores' time counts, since the system itself takes some.
+    """
+
+    clock_share: float = 0.03
+    load_every_s: float = 0.5
+    load_window_s: float = 1.0
+    load_gpu_percent: int = 10
+    load_cpu_share: float = 0.1
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
+    verifying: Verifying = Verifying()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
     recheck: Recheck = Recheck()
     selftest: SelfTest = SelfTest()
+    watching: Watching = Watching()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: Configs compiled ahead of the measuring.
