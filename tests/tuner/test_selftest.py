@@ -198,7 +198,7 @@ def test_free_text_is_cleaned_of_this_user_and_host(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
     monkeypatch.setattr(socket, "gethostname", lambda: "lab7.example.org")
-    text = cleaned(f"{home}/work/x.py of JDoe on lab7, that is lab7.example.org, by Jane Doe; jdoes stays")
+    text = cleaned(f"{home}/project/x.py of JDoe on lab7, that is lab7.example.org, by Jane Doe; jdoes stays")
     assert text == "<path> of <name> on <name>, that is <name>, by <name>; jdoes stays"
 
 

@@ -89,7 +89,6 @@ class Bench:
             self._timer = CudaTimer(device, self._torch_device, self._timing)
         self._opened: Opened | None = None
         self._sets: list[TensorSet] = []
-        self._timer.warm_up(self._timing.warm_up_s)
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
         """See `tunedex.tuner.ceilings.measure`."""
@@ -107,6 +106,8 @@ class Bench:
         self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
+        # Not when the process starts: another one may be measuring then.
+        self._timer.warm_up(self._timing.warm_up_s)
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float]
@@ -158,7 +159,7 @@ class Bench:
                 launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
                 results[n] = failure_of(error)
-        self._timer.warm_up(self._timing.warm_up_s)
+        self._timer.warm_up(settings.warm_up_s)
         decided = self.interleaved(launches, opened.policy, settings.seconds)
         state = sample(self._device)
         warm = decided

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tunedex
 from tunedex.core.canonical import time_text
 from tunedex.core.device import Device, Environment
 from tunedex.core.snapshot import Match
@@ -24,7 +23,7 @@ from tunedex.kernels.registry import all_kernels
 from tunedex.tuner import findings
 from tunedex.tuner.bundle import BUNDLE_FORMAT, BUNDLE_VERSION, cleaned, described
 from tunedex.tuner.compiling import CompilePool, compile_pool
-from tunedex.tuner.devices import DetectedDevice, sample
+from tunedex.tuner.devices import DetectedDevice, sample, version_of_package
 from tunedex.tuner.findings import Finding, Status, fault, judged
 from tunedex.tuner.lock import device_lock
 from tunedex.tuner.numerics import Numerics, cases_of, problems_for
@@ -75,7 +74,7 @@ class SelfTestReport:
             "format": BUNDLE_FORMAT,
             "version": BUNDLE_VERSION,
             "date": time_text(self.started_at.replace(microsecond=0)),
-            "tunedex": tunedex.__version__,
+            "tunedex": version_of_package("tunedex"),
             "device": described(self.device),
             "environment": self.environment.to_dict(),
             "counts": {status.value: statuses.count(status) for status in Status},

@@ -38,7 +38,8 @@ class Timing:
 @dataclass(frozen=True)
 class Finals:
     """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
-    and the longest it takes."""
+    and the longest it takes. ``warm_up_s`` of work precede it; ``expected_s`` is what one is taken to cost, with its
+    fresh process, until one has been seen."""
 
     leaders: int = 5
     quiet_leaders: int = 3
@@ -46,6 +47,8 @@ class Finals:
     rounds: int = 30
     min_rounds: int = 9
     seconds: float = 4.0
+    warm_up_s: float = 1.0
+    expected_s: float = 12.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import mean
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -19,11 +20,14 @@ from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import compile_pool
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock
+from tunedex.tuner.measurer import Context
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report
 from tunedex.tuner.settings import SETTINGS, Timeouts
-from tunedex.tuner.task_run import Context, TaskRun
+from tunedex.tuner.spent import Part, Spent
+from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
+from tunedex.tuner.worker import Worker
 
 
 class DeviceSweep:
@@ -45,10 +49,16 @@ class DeviceSweep:
         self._effort = effort
         self._watch = watch
         self._timeouts = timeouts
-        self._bench = ChildProcess(
+        self._spent = Spent()
+        self._begin = time.monotonic()
+        self._report = Report(detected, environment, spent=self._spent)
+        self._bench = Worker(self._child, ahead=detected.device.kind == "cuda")
+
+    def _child(self) -> ChildProcess:
+        detected, timeouts = self._report.detected, self._timeouts
+        return ChildProcess(
             Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
         )
-        self._report = Report(detected, environment)
 
     def run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
         """Work through ``tasks``; ``options`` are stored with the sweep. Ctrl-C ends it early, with what is there.
@@ -56,6 +66,7 @@ class DeviceSweep:
         Raises:
             CannotRun: another process tunes on the device.
         """
+        self._begin = time.monotonic()
         try:
             with self.session(tasks, options) as context:
                 self._run_tasks(tasks, context)
@@ -90,6 +101,7 @@ class DeviceSweep:
                         bench=self._bench,
                         pool=pool,
                         watch=self._watch,
+                        spent=self._spent,
                         timeouts=self._timeouts,
                     )
                 status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
@@ -101,17 +113,22 @@ class DeviceSweep:
                 store.end_sweep(sweep, status)
 
     def _run_tasks(self, tasks: Sequence[Task], context: Context) -> None:
-        start = time.monotonic()
+        concluded: list[float] = []
         for n, task in enumerate(tasks):
             seconds = None
             if self._effort.budget_s is not None:
-                left = self._effort.budget_s - (time.monotonic() - start)
+                # What concluding a problem has cost so far is kept back for those that are still to be concluded.
+                conclude_s = mean(concluded) if concluded else SETTINGS.finals.expected_s
+                waiting = sum(len(task.problems) for task in tasks[n:])
+                left = self._effort.budget_s - (time.monotonic() - self._begin) - waiting * conclude_s
                 seconds = max(0.0, left) / (len(tasks) - n)
             run = TaskRun(context, task)
             try:
                 run.search(seconds)
                 for problem in task.problems:
+                    begin = time.monotonic()
                     result = run.conclude(problem)
+                    concluded.append(time.monotonic() - begin)
                     self._report.results.append(result)
                     self._report.revision = result.revision or self._report.revision
             finally:
@@ -132,6 +149,8 @@ class DeviceSweep:
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring"))
+        with self._spent.on(Part.START):
+            self._bench.start()
         measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=self._timeouts.ceilings_s)
         if known := self._store.ceilings(self._device.key, self._environment.key):
             measured = measured.highest(known)
