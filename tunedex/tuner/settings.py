@@ -7,17 +7,27 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a config is timed.
+    """How a config is timed.
 
-    While searching, samples are taken until both ``min_samples`` and ``search_s`` are reached, at most
-    ``max_samples``; a config ``give_up_factor`` times slower than the best so far is left after two.
+    While searching, samples are taken until the median is known: until its interval of ``confidence`` reaches no
+    farther than ``target_share`` of it to either side, on average of the two. At least ``min_samples`` are taken and at
+    most ``max_samples``, and beyond the least for no longer than ``most_s``. The clearly slow are left earlier: after
+    two samples what is ``give_up_factor`` times slower than the best so far, and as soon as the interval exists what
+    lies with all of it more than ``lag_share`` behind.
     """
 
+    confidence: float = 0.95
+    target_share: float = 0.01
     min_samples: int = 7
     max_samples: int = 200
-    search_s: float = 0.05
+    most_s: float = 0.25
     give_up_factor: float = 3.0
+    lag_share: float = 0.1
+    #: How long the device is kept busy before the first config and before a final, and, once it has been idle for so
+    #: long that its clocks sink, before the next config.
     warm_up_s: float = 0.3
+    idle_s: float = 1.0
+    rewarm_s: float = 0.05
     #: How long one replay of a CUDA graph should be, to be long against its own overhead, and its most launches.
     graph_us: float = 2_000.0
     graph_max_launches: int = 64
@@ -29,10 +39,27 @@ class Timing:
     #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
     #: making a launch's arguments takes up to some hundred microseconds.
     graph_below_us: float = 2_000.0
-    #: Times shorter than this share of the floor at the measured ceilings are not physical: with a cold cache, and
-    #: with a warm one, for caches are some tens of times faster than the memory that the ceilings are of.
+    #: Times that are shorter than this share of what the measured ceilings allow are not physical: with a cold cache,
+    #: and with a warm one whose rate is unknown, for caches are some tens of times faster than the memory that the
+    #: ceilings are of. No call at all takes less than ``least_us``, some tens of clock cycles.
     physical_share: float = 0.3
     physical_warm_share: float = 0.02
+    least_us: float = 0.01
+    #: Energy is measured of so many leaders of a final, over calls one after the other for so long each: the counter
+    #: moves every 20 to 100 ms.
+    energy_leaders: int = 2
+    energy_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How results are compared with their references: so many elements at once, that what lies between the steps
+    stays in the cache; and where float64 is slow, how much of a result it sees, in elements and in rows."""
+
+    chunk_elements_cuda: int = 2**22
+    chunk_elements_cpu: int = 2**17
+    sampled_elements: int = 4096
+    sampled_rows: int = 16
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,7 @@ class SelfTest:
 @dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
+    verifying: Verifying = Verifying()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
