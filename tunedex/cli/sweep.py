@@ -6,6 +6,8 @@ import re
 import shlex
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say
@@ -21,7 +23,9 @@ from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from tunedex.tuner.devices import DetectedDevice
     from tunedex.tuner.report import Progress, Report, Result
+    from tunedex.tuner.spent import Spent
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -58,6 +62,7 @@ def sweep(
 
     A sweep that ends early keeps what it measured; the same command goes on from there and repeats no config.
     """
+    begun = time.monotonic()  # loading the tuner counts as well
     effort_trials, effort_budget = _bounded("trials", trials, 1), _seconds(budget, "budget")
     longest_trial = _seconds(trial_timeout, "trial-timeout")
     _bounded("seed", seed, 0)
@@ -82,7 +87,10 @@ def sweep(
         sampler=Sampler(sampler),
         seed=seed,
     )
-    plans = [(found, tasks_for(found.device, names, given)) for found in detect(device)]
+    alike: dict[str, list[DetectedDevice]] = {}
+    for found in detect(device):
+        alike.setdefault(found.device.key, []).append(found)
+    plans = [(group, tasks_for(group[0].device, names, given)) for group in alike.values()]
     command = _command()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
@@ -90,12 +98,15 @@ def sweep(
     reports: list[Report] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
     with open_store(db) as store:
-        for found, tasks in plans:
-            for line in (f"{found.device.name} ({found.device.key})", *found.notes):
-                say(line)
+        for (first, *others), tasks in plans:
+            for found in (first, *others):
+                for line in (f"{found.device.name} ({found.device.key})", *found.notes):
+                    say(line)
+            environment = environment_of(first.device)
             with _watching() as watch:
-                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch, timeouts)
+                swept = DeviceSweep(store, first, environment, effort, watch, timeouts, others=others, begun=begun)
                 reports.append(swept.run(tasks, options))
+            begun = time.monotonic()
             if reports[-1].interrupted:
                 break
     _print(reports, as_json, command)
@@ -115,7 +126,22 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
             ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
             [_row(result) for result in report.results],
         )
+        say(_spent(report.spent))
         say(f"published up to revision {report.revision}; `tuner serve` answers from it")
+
+
+def _spent(spent: Spent) -> str:
+    """Where the time went, in one line."""
+    parts = {
+        "measuring": spent.measure_s,
+        "finals": spent.final_s,
+        "starting": spent.start_s + spent.open_s,
+        "waiting for compilers": spent.compile_wait_s,
+        "search and database": spent.search_s + spent.store_s,
+        "other": spent.other_s,
+    }
+    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items() if seconds >= 0.5)
+    return f"{spent.wall_s:.0f} s{': ' + told if told else ''}"
 
 
 def _command() -> str:
@@ -143,35 +169,45 @@ def _exit_code(reports: list[Report]) -> int:
         kept = sum(report.new_trials for report in reports)
         say(f"interrupted: {kept} new trials are kept; the same command goes on from there")
         return 130
+    for report in reports:
+        for line in report.lost:
+            say(f"given up: {line}")
+        if report.left:
+            say(f"{report.left} tasks were not reached; the same command goes on with them")
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
         say(f"{result.problem}: no config found ({result.fault or failures or 'nothing could be tried'})")
-    return 1 if unanswered else 0
+    return 0 if all(report.complete for report in reports) else 1
 
 
 @contextmanager
 def _watching() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on standard error; where that is no terminal, a line when a task or its final begins."""
+    """A progress bar of each device on standard error; where that is no terminal, a line when a task or its final
+    begins. What it gives may be called from any thread."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    lock = threading.Lock()
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("starting", total=None)
-        before = ("", "")
+        shown: dict[str, TaskID] = {}
+        before: dict[str, tuple[str, str]] = {}
 
         def watch(progress: Progress) -> None:
-            nonlocal before
             name, _, rest = progress.task.partition(":")
             best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
-            bar.update(
-                shown,
-                description=f"{name} {progress.phase}{best}",
-                completed=progress.done,
-                total=progress.total,
-            )
-            if not console.is_terminal and before != (progress.task, progress.phase):
-                say(f"{name} {progress.phase}{best} {rest}".rstrip())
-            before = (progress.task, progress.phase)
+            with lock:
+                if progress.device not in shown:
+                    shown[progress.device] = bar.add_task("starting", total=None)
+                device = f"{progress.device}: " if len(shown) > 1 else ""
+                bar.update(
+                    shown[progress.device],
+                    description=f"{device}{name} {progress.phase}{best}",
+                    completed=progress.done,
+                    total=progress.total,
+                )
+                if not console.is_terminal and before.get(progress.device) != (progress.task, progress.phase):
+                    say(f"{device}{name} {progress.phase}{best} {rest}".rstrip())
+                before[progress.device] = (progress.task, progress.phase)
 
         yield watch
 

@@ -37,7 +37,7 @@ def verify(
 
     The winners and runners-up come first. Run again, it goes on with the problems that are left.
     """
-    budget_s, names = _seconds(budget), _names(kernels)
+    budget_s, names = _seconds(budget, "budget"), _names(kernels)
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import math
 import sys
-import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -26,6 +25,8 @@ from tunedex.tuner import ceilings
 from tunedex.tuner.devices import sample
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import phase
+from tunedex.tuner.rounds import interleaved
+from tunedex.tuner.sampling import take
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import CpuTimer, CudaTimer, Stopwatch, TensorSet, Timer, quantile
 from tunedex.tuner.verify import Verdict, bits_hash, judge, relative_error
@@ -126,7 +127,7 @@ class Bench:
             lossless = verdict.lossless and config.values.get("precision", "ieee") == "ieee"
             phase("timing")
             stopwatch = self._timer.stopwatch(launch, self._sets, opened.policy)
-            samples = self._search_samples(stopwatch, best_us.get(lossless))
+            samples = take(stopwatch, self._timing, best_us.get(lossless))
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
             return failure_of(error), Sample()
         state = sample(self._device)
@@ -146,11 +147,14 @@ class Bench:
         )
         return measurement, state
 
-    def final(self, configs: Sequence[Config]) -> tuple[list[FinalTime | Failure], Sample]:
-        """Time ``configs`` interleaved, in alternating order, on a warmed-up device: under the problem's policy, then
-        with a warm cache. The device's state is read right after."""
+    def final(
+        self, configs: Sequence[Config], seconds: float | None = None
+    ) -> tuple[list[FinalTime | Failure], tuple[Sample, ...]]:
+        """Time ``configs`` interleaved, in alternating order, on a warmed-up device: for ``seconds`` (by default
+        those of the settings) under the problem's policy, then half as long with a warm cache. The device's state is
+        read after each round."""
         opened = self.opened
-        settings = SETTINGS.finals
+        seconds = SETTINGS.finals.seconds if seconds is None else seconds
         launches: dict[int, Launch] = {}
         results: dict[int, FinalTime | Failure] = {}
         for n, config in enumerate(configs):
@@ -159,11 +163,11 @@ class Bench:
             except Exception as error:  # noqa: BLE001
                 results[n] = failure_of(error)
         self._timer.warm_up(self._timing.warm_up_s)
-        decided = self.interleaved(launches, opened.policy, settings.seconds)
-        state = sample(self._device)
+        states: list[Sample] = []
+        decided = self.interleaved(launches, opened.policy, seconds, states)
         warm = decided
         if opened.warm_policy is not opened.policy:
-            warm = self.interleaved(launches, opened.warm_policy, settings.seconds / 2)
+            warm = self.interleaved(launches, opened.warm_policy, seconds / 2, states)
         for n in launches:
             samples, warm_samples = decided[n], warm[n]
             if isinstance(samples, Failure):
@@ -176,37 +180,30 @@ class Bench:
                 results[n] = FinalTime(
                     median(samples), quantile(samples, 0.2), quantile(samples, 0.8), len(samples), median(warm_samples)
                 )
-        return [results[n] for n in range(len(configs))], state
+        return [results[n] for n in range(len(configs))], tuple(states)
 
     def interleaved(
-        self, launches: Mapping[K, Launch], policy: Policy, seconds: float
+        self, launches: Mapping[K, Launch], policy: Policy, seconds: float, states: list[Sample] | None = None
     ) -> dict[K, list[float] | Failure]:
-        """Samples of each launch in microseconds, taken in turns and in alternating order for about ``seconds``.
+        """Samples of each launch in microseconds, taken in rounds as `tunedex.tuner.rounds` says, for about
+        ``seconds``. The device's state after each round is put into ``states``.
 
         A launch that fails is left out from then on. A fault that sticks to the process shows in those that follow.
         """
-        settings = SETTINGS.finals
-        out: dict[K, list[float] | Failure] = {}
-        running: dict[K, Stopwatch] = {}
+        stopwatches: dict[K, Stopwatch] = {}
+        failures: dict[K, Failure] = {}
         for name, launch in launches.items():
             try:
-                running[name] = self._timer.stopwatch(launch, self._sets, policy)
-                out[name] = []
+                stopwatches[name] = self._timer.stopwatch(launch, self._sets, policy)
             except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-                out[name] = failure_of(error)
-        end = time.perf_counter() + seconds
-        for turn in range(settings.rounds):
-            if turn >= settings.min_rounds and time.perf_counter() > end:
-                break
-            for name in list(running) if turn % 2 == 0 else list(reversed(running)):
-                taken = out[name]
-                assert isinstance(taken, list)
-                try:
-                    taken.append(running[name]())
-                except Exception as error:  # noqa: BLE001
-                    out[name] = failure_of(error)
-                    del running[name]
-        return out
+                failures[name] = failure_of(error)
+
+        def look() -> None:
+            if states is not None:
+                states.append(sample(self._device))
+
+        taken = interleaved(stopwatches, seconds, SETTINGS.finals, failure_of=failure_of, after_round=look)
+        return {name: failures[name] if name in failures else taken[name] for name in launches}
 
     def bind(self, config: Config) -> Launch:
         """What runs ``config`` on the open problem."""
@@ -251,18 +248,6 @@ class Bench:
             if n == 0:
                 digest = key_of([bits_hash(output) for output in opened.outputs.values()])
         return worst, digest, memory
-
-    def _search_samples(self, stopwatch: Stopwatch, best_us: float | None) -> list[float]:
-        timing = self._timing
-        samples: list[float] = []
-        start = time.perf_counter()
-        while len(samples) < timing.max_samples:
-            samples.append(stopwatch())
-            if len(samples) == 2 and best_us and min(samples) > timing.give_up_factor * best_us:
-                break
-            if len(samples) >= timing.min_samples and time.perf_counter() - start > timing.search_s:
-                break
-        return samples
 
     def _unphysical(self, samples: Sequence[float]) -> str:
         """Why these times cannot be; empty where they can."""

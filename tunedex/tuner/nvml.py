@@ -10,7 +10,7 @@ import importlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -60,12 +60,26 @@ class Board:
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling; None
-    where the device does not tell, and an empty ``throttle`` where nothing holds it back."""
+    """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling, and
+    whether other work runs on it. None where the device does not tell, and an empty ``throttle`` where nothing holds
+    it back."""
 
     clock_mhz: int | None = None
     temperature_c: int | None = None
     throttle: str | None = None
+    contended: bool | None = None
+
+
+#: Reasons of throttling that a device under steady load also shows: they hold all configs back alike.
+_STEADY_REASONS = frozenset({"power_cap", "sync_boost"})
+
+
+def steady(samples: Sequence[Sample], share: float) -> bool:
+    """Whether the SM clocks of ``samples`` lie within ``share`` of the highest, and nothing but the power limit held
+    the device back. Clocks that are not told count as steady."""
+    clocks = [sample.clock_mhz for sample in samples if sample.clock_mhz]
+    reasons = {reason for sample in samples for reason in (sample.throttle or "").split(",") if reason}
+    return (not clocks or min(clocks) >= (1 - share) * max(clocks)) and reasons <= _STEADY_REASONS
 
 
 class Nvml:

@@ -11,6 +11,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.search import Sampler
+from tunedex.tuner.spent import Spent
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far."""
+    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far.
+    ``device`` is the selector of the one that is at it."""
 
     task: str
     done: int
     total: int
     best_us: float | None
     phase: str
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,11 @@ class Result:
 
 @dataclass
 class Report:
-    """What a sweep of one device came to."""
+    """What a sweep of one device came to, or of several alike under one key.
+
+    ``lost`` says of each of them that failed on the way why; the others have done its part. ``left`` tasks were not
+    reached.
+    """
 
     detected: DetectedDevice
     environment: Environment
@@ -94,10 +101,13 @@ class Report:
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
     new_trials: int = 0
+    spent: Spent = field(default_factory=Spent)
+    lost: list[str] = field(default_factory=list)
+    left: int = 0
 
     @property
     def complete(self) -> bool:
-        return not self.interrupted and all(result.best for result in self.results)
+        return not self.interrupted and not self.left and all(result.best for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -105,4 +115,5 @@ class Report:
             "environment": self.environment.to_dict(),
             "revision": self.revision,
             "results": [result.to_dict() for result in self.results],
+            "spent": self.spent.to_dict(),
         }

@@ -64,15 +64,48 @@ class Verifying:
 
 @dataclass(frozen=True)
 class Finals:
-    """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
-    and the longest it takes."""
+    """The interleaved final.
+
+    Timed are at least ``leaders`` of the fastest configs, and up to ``most_leaders`` whose time lies within
+    ``lead_share`` of the best: what lies closer than searching can tell apart. So are the ``quiet_leaders`` by the
+    low quantile and the ``lossy_leaders`` among configs that are not lossless.
+
+    Rounds go on for ``seconds``, at least ``min_rounds`` and at most ``rounds``, or until it is settled with
+    ``confidence`` that none of the others is faster than the leader by more than ``settled_share``. What is surely
+    slower by more than ``behind_share`` is left out before that.
+
+    A final that other work disturbs, or clocks that vary by more than ``steady_clock_share``, is taken up to
+    ``repeats`` times more.
+    """
 
     leaders: int = 5
+    most_leaders: int = 16
+    lead_share: float = 0.08
     quiet_leaders: int = 3
     lossy_leaders: int = 2
-    rounds: int = 30
-    min_rounds: int = 9
     seconds: float = 4.0
+    min_rounds: int = 9
+    rounds: int = 250
+    confidence: float = 0.99
+    settled_share: float = 0.002
+    behind_share: float = 0.1
+    repeats: int = 2
+    steady_clock_share: float = 0.05
+
+
+@dataclass(frozen=True)
+class Budgeting:
+    """How a budget is kept.
+
+    A final takes ``beside_final_s`` beside its timing, until some have shown what it is, and times for at least
+    ``least_final_s``. A trial that a sweep must have gets at least ``least_trial_s`` seconds, however little is left;
+    any other may overdraw the time for searching by ``overdraw_share`` of the budget before it is cut.
+    """
+
+    beside_final_s: float = 6.0
+    least_final_s: float = 0.5
+    least_trial_s: float = 20.0
+    overdraw_share: float = 0.03
 
 
 @dataclass(frozen=True)
@@ -142,12 +175,15 @@ class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
+    budgeting: Budgeting = Budgeting()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
     recheck: Recheck = Recheck()
     selftest: SelfTest = SelfTest()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
+    #: How often who waits for a compiled config sees whether the sweep was stopped, in seconds.
+    stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
     window: int = 16
     #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.

@@ -1,0 +1,157 @@
+"""The final of a problem: who is in it, and how it is held.
+
+It is interleaved, in a process that searched nothing, and stored whole or not at all. A config that fails in it is
+left out and the others are timed again. One that is disturbed, by other work on the device or by clocks that vary, is
+repeated; where it stays disturbed, its trials say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+from tunedex.core.config import Config
+from tunedex.core.measurement import Failure, FailureKind, Measurement
+from tunedex.tuner.bench import FinalTime
+from tunedex.tuner.nvml import Sample, steady
+from tunedex.tuner.settings import SETTINGS, Finals
+from tunedex.tuner.worker import STICKY, FinalTimes
+
+#: What times configs in a final; None where the process fails, by whose fault it does not say.
+Call = Callable[[Sequence[Config]], FinalTimes | None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A final that was held: what each config came to, with its time at a warm cache in microseconds; the device's
+    state beside it; and whether it stayed disturbed, None where the device does not tell."""
+
+    outcomes: Mapping[Config, tuple[Measurement | Failure, float | None]]
+    state: Sample
+
+
+def finalists(
+    measured: Mapping[Config, Measurement],
+    *,
+    known: Sequence[Config],
+    bears_error: bool,
+    settings: Finals = SETTINGS.finals,
+) -> list[Config]:
+    """Who is in the final of a problem, of those that searching ``measured``.
+
+    Args:
+        known: configs that are in it in any case: the default, the library's, the incumbent.
+        bears_error: whether the lossy configs are as good as the others.
+    """
+    ranked = sorted(measured, key=lambda config: (measured[config].time_us, config.key))
+    lossless = [config for config in ranked if measured[config].lossless]
+    lossy = [config for config in ranked if not measured[config].lossless]
+    own = [config for config in lossless if not config.library]
+    # Other work on the machine lifts a median, less so a low quantile: what it held back gets its chance here.
+    quiet = sorted(own, key=lambda config: (measured[config].p20_us, config.key))
+    wanted = [
+        *_leaders(lossless, measured, settings),
+        *own[:1],
+        *quiet[: settings.quiet_leaders],
+        *(_leaders(lossy, measured, settings) if bears_error else lossy[: settings.lossy_leaders]),
+        *known,
+    ]
+    return [config for config in dict.fromkeys(wanted) if config in measured]
+
+
+def _leaders(ranked: Sequence[Config], measured: Mapping[Config, Measurement], settings: Finals) -> list[Config]:
+    """The first of ``ranked``: a fixed number, and who lies so close to the best that searching cannot tell. Of those,
+    only as many as the least number of rounds has time for."""
+    leaders = list(ranked[: settings.leaders])
+    round_s = sum(measured[config].time_us for config in leaders) / 1e6
+    for config in ranked[settings.leaders : settings.most_leaders]:
+        time_us = measured[config].time_us
+        round_s += time_us / 1e6
+        if time_us > (1 + settings.lead_share) * measured[ranked[0]].time_us:
+            break
+        if settings.min_rounds * round_s > settings.seconds:
+            break
+        leaders.append(config)
+    return leaders
+
+
+def hold(
+    configs: Sequence[Config],
+    measured: Mapping[Config, Measurement],
+    call: Call,
+    *,
+    again: Callable[[], bool],
+    settings: Finals = SETTINGS.finals,
+) -> Held | None:
+    """Hold the final of ``configs``, which searching ``measured``; None where no config has a time in it.
+
+    ``again`` says whether there is time to repeat one that was disturbed.
+    """
+    failed: dict[Config, Failure] = {}
+    for turn in range(1 + settings.repeats):
+        times = _timed([config for config in configs if config not in failed], failed, call)
+        if times is None:
+            return None
+        found, states = times
+        disturbed = any(state.contended for state in states) or not steady(states, settings.steady_clock_share)
+        if not disturbed or (turn < settings.repeats and not again()):
+            break
+    outcomes: dict[Config, tuple[Measurement | Failure, float | None]] = {c: (f, None) for c, f in failed.items()}
+    for config, timed in found.items():
+        outcomes[config] = _outcome(measured[config], timed)
+    if not any(isinstance(outcome, Measurement) for outcome, _ in outcomes.values()):
+        return None
+    return Held(outcomes, _summary(states, disturbed))
+
+
+def _timed(
+    configs: Sequence[Config], failed: dict[Config, Failure], call: Call
+) -> tuple[dict[Config, FinalTime | Failure], tuple[Sample, ...]] | None:
+    """The times of ``configs``, less those whose failure had the others timed again: these are put into ``failed``.
+    None where there is nobody left, or where the failure cannot be laid on any config."""
+    while configs:
+        called = call(configs)
+        if called is None:
+            failure = Failure(FailureKind.CRASH, "ends the measuring process in the final")
+            culprits = [config for config in configs if call([config]) is None]
+            if not culprits:
+                return None
+        else:
+            found = dict(zip(configs, called.times, strict=True))
+            # Only the first may be at fault: what follows it ran in a process that it had broken.
+            first = next((c for c in configs if isinstance(f := found[c], Failure) and f.kind in STICKY), None)
+            if first is None:
+                return found, called.states
+            culprits, failure = [first], _failure(found[first])
+        failed |= dict.fromkeys(culprits, failure)
+        configs = [config for config in configs if config not in failed]
+    return None
+
+
+def _failure(timed: FinalTime | Failure) -> Failure:
+    assert isinstance(timed, Failure)
+    return timed
+
+
+def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measurement | Failure, float | None]:
+    """What a final says of a config that searching ``measured``, and its time with a warm cache."""
+    if isinstance(timed, Failure):
+        return timed, None
+    outcome = replace(measured, time_us=timed.time_us, p20_us=timed.p20_us, p80_us=timed.p80_us, samples=timed.samples)
+    return outcome, timed.warm_us
+
+
+def _summary(states: Sequence[Sample], disturbed: bool) -> Sample:
+    """One state for a whole final: median clock, highest temperature, all reasons of throttling."""
+    clocks = [state.clock_mhz for state in states if state.clock_mhz is not None]
+    degrees = [state.temperature_c for state in states if state.temperature_c is not None]
+    told = [state.throttle for state in states if state.throttle is not None]
+    reasons = dict.fromkeys(reason for text in told for reason in text.split(",") if reason)
+    known = any(state.contended is not None for state in states)
+    return Sample(
+        clock_mhz=median_low(clocks) if clocks else None,
+        temperature_c=max(degrees, default=None),
+        throttle=",".join(reasons) if told else None,
+        contended=True if disturbed else False if known else None,
+    )
