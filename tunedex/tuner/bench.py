@@ -6,7 +6,7 @@ import ctypes
 import gc
 import math
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -148,11 +148,11 @@ class Bench:
         return measurement, state
 
     def final(
-        self, configs: Sequence[Config], seconds: float | None = None
+        self, configs: Sequence[Config], seconds: float | None = None, against: Collection[Config] = ()
     ) -> tuple[list[FinalTime | Failure], tuple[Sample, ...]]:
         """Time ``configs`` interleaved, in alternating order, on a warmed-up device: for ``seconds`` (by default
-        those of the settings) under the problem's policy, then half as long with a warm cache. The device's state is
-        read after each round."""
+        those of the settings) under the problem's policy, then half as long with a warm cache. The winner must beat
+        those ``against`` it by the margin. The device's state is read after each round."""
         opened = self.opened
         seconds = SETTINGS.finals.seconds if seconds is None else seconds
         launches: dict[int, Launch] = {}
@@ -164,10 +164,11 @@ class Bench:
                 results[n] = failure_of(error)
         self._timer.warm_up(self._timing.warm_up_s)
         states: list[Sample] = []
-        decided = self.interleaved(launches, opened.policy, seconds, states)
+        rivals = {n for n in launches if configs[n] in against}
+        decided = self.interleaved(launches, opened.policy, seconds, rivals, states)
         warm = decided
         if opened.warm_policy is not opened.policy:
-            warm = self.interleaved(launches, opened.warm_policy, seconds / 2, states)
+            warm = self.interleaved(launches, opened.warm_policy, seconds / 2, (), states)
         for n in launches:
             samples, warm_samples = decided[n], warm[n]
             if isinstance(samples, Failure):
@@ -183,7 +184,12 @@ class Bench:
         return [results[n] for n in range(len(configs))], tuple(states)
 
     def interleaved(
-        self, launches: Mapping[K, Launch], policy: Policy, seconds: float, states: list[Sample] | None = None
+        self,
+        launches: Mapping[K, Launch],
+        policy: Policy,
+        seconds: float,
+        against: Collection[K] = (),
+        states: list[Sample] | None = None,
     ) -> dict[K, list[float] | Failure]:
         """Samples of each launch in microseconds, taken in rounds as `tunedex.tuner.rounds` says, for about
         ``seconds``. The device's state after each round is put into ``states``.
@@ -202,7 +208,9 @@ class Bench:
             if states is not None:
                 states.append(sample(self._device))
 
-        taken = interleaved(stopwatches, seconds, SETTINGS.finals, failure_of=failure_of, after_round=look)
+        taken = interleaved(
+            stopwatches, seconds, SETTINGS.finals, failure_of=failure_of, against=against, after_round=look
+        )
         return {name: failures[name] if name in failures else taken[name] for name in launches}
 
     def bind(self, config: Config) -> Launch:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import median_low
 
 from tunedex.core.config import Config
 from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.tuner.bench import FinalTime
+from tunedex.tuner.history import Run
 from tunedex.tuner.nvml import Sample, steady
 from tunedex.tuner.settings import SETTINGS, Finals
 from tunedex.tuner.worker import STICKY, FinalTimes
@@ -33,6 +35,7 @@ class Held:
 
 def finalists(
     measured: Mapping[Config, Measurement],
+    runs: Mapping[Config, Run],
     *,
     known: Sequence[Config],
     bears_error: bool,
@@ -41,6 +44,8 @@ def finalists(
     """Who is in the final of a problem, of those that searching ``measured``.
 
     Args:
+        measured: the times, which say who of one run is how close to the best of that run.
+        runs: the run that each time is of.
         known: configs that are in it in any case: the default, the library's, the incumbent.
         bears_error: whether the lossy configs are as good as the others.
     """
@@ -51,29 +56,41 @@ def finalists(
     # Other work on the machine lifts a median, less so a low quantile: what it held back gets its chance here.
     quiet = sorted(own, key=lambda config: (measured[config].p20_us, config.key))
     wanted = [
-        *_leaders(lossless, measured, settings),
+        *_leaders(lossless, measured, runs, settings),
         *own[:1],
         *quiet[: settings.quiet_leaders],
-        *(_leaders(lossy, measured, settings) if bears_error else lossy[: settings.lossy_leaders]),
+        *(_leaders(lossy, measured, runs, settings) if bears_error else lossy[: settings.lossy_leaders]),
         *known,
     ]
     return [config for config in dict.fromkeys(wanted) if config in measured]
 
 
-def _leaders(ranked: Sequence[Config], measured: Mapping[Config, Measurement], settings: Finals) -> list[Config]:
-    """The first of ``ranked``: a fixed number, and who lies so close to the best that searching cannot tell. Of those,
-    only as many as the least number of rounds has time for."""
+def _leaders(
+    ranked: Sequence[Config], measured: Mapping[Config, Measurement], runs: Mapping[Config, Run], settings: Finals
+) -> list[Config]:
+    """The first of ``ranked``: a fixed number, and who lies so close to the best of its run that searching cannot tell.
+    Of those, only as many as the least number of rounds has time for."""
     leaders = list(ranked[: settings.leaders])
-    round_s = sum(measured[config].time_us for config in leaders) / 1e6
-    for config in ranked[settings.leaders : settings.most_leaders]:
-        time_us = measured[config].time_us
-        round_s += time_us / 1e6
-        if time_us > (1 + settings.lead_share) * measured[ranked[0]].time_us:
-            break
-        if settings.min_rounds * round_s > settings.seconds:
+    for config in _close(ranked, measured, runs, settings.lead_share):
+        if config in leaders:
+            continue
+        round_us = sum(measured[each].time_us for each in (*leaders, config))
+        if len(leaders) >= settings.most_leaders or settings.min_rounds * round_us > 1e6 * settings.seconds:
             break
         leaders.append(config)
     return leaders
+
+
+def _close(
+    ranked: Sequence[Config], measured: Mapping[Config, Measurement], runs: Mapping[Config, Run], share: float
+) -> list[Config]:
+    """Who lies within ``share`` of the best of its run: the best of each run, then the second of each, and so on."""
+    by_run: dict[Run, list[Config]] = {}
+    for config in ranked:
+        group = by_run.setdefault(runs[config], [])
+        if not group or measured[config].time_us <= (1 + share) * measured[group[0]].time_us:
+            group.append(config)
+    return [config for rank in zip_longest(*by_run.values()) for config in rank if config is not None]
 
 
 def hold(

@@ -14,6 +14,9 @@ from tunedex.tuner.context import Context
 from tunedex.tuner.forward import mapped_forward
 from tunedex.tuner.tasks import Task
 
+#: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
+Run = tuple[int, int]
+
 
 class History:
     """The trials of ``task``'s problems, read once and kept up with what `add` stores."""
@@ -23,14 +26,17 @@ class History:
         self._task = task
         with context.ledger.of("store"):
             self._trials = {problem.key: self._stored(problem) for problem in task.problems}
+        self._generations: dict[int | None, int] = {}
 
-    def add(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Store ``trials``, all or none, and give them back with their numbers."""
+    def add(self, trials: Sequence[Trial], generation: int = 0) -> list[Trial]:
+        """Store ``trials``, all or none, and give them back with their numbers. ``generation`` is of the process that
+        they were measured in."""
         with self._c.ledger.of("store"):
             ids = self._c.store.add_trials(trials)
         numbered = [replace(trial, id=id_) for trial, id_ in zip(trials, ids, strict=True)]
         for trial in numbered:
             self._trials[trial.problem.key].append(trial)
+            self._generations[trial.id] = generation
         return numbered
 
     def searched(self, problem: Problem) -> list[Trial]:
@@ -41,6 +47,11 @@ class History:
         """What searching measured of each config when it last tried it; not of those that failed then."""
         newest = {trial.config: trial.outcome for trial in self.searched(problem)}
         return {config: outcome for config, outcome in newest.items() if isinstance(outcome, Measurement)}
+
+    def runs(self, problem: Problem) -> dict[Config, Run]:
+        """Which run of a measuring process the newest time of each config is of, as far as is known: the sweep, and of
+        this one the process."""
+        return {t.config: (t.sweep or 0, self._generations.get(t.id, 0)) for t in self.searched(problem)}
 
     def newest_final(self, problem: Problem) -> list[Trial]:
         """The trials of the newest final, if nothing was measured since: only times of one run are compared. Empty

@@ -54,24 +54,26 @@ class Search:
         spaces: the space of each of the task's problems.
         sampler: ``auto`` runs the whole space in a seeded order where ``trials`` covers it, else TPE;
             ``brute-force`` runs it in that order up to ``trials``.
-        trials: how many candidates the search may propose, those recalled included; the default and the
-            library call are proposed in any case.
+        trials: how many candidates the search may propose, those recalled included; None is without bound. The default
+            and the library call are proposed in any case.
         seed: the same seed and the same times give the same proposals.
     """
 
-    def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int, seed: int) -> None:
+    def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int | None, seed: int) -> None:
         self._spaces = {space.problem.key: space for space in spaces}
         self._problems = [space.problem for space in spaces]
         self._unseen: dict[Candidate, None] = dict.fromkeys(
             Candidate(space.problem, config) for space in spaces for config in space
         )
-        self.size = len(self._unseen)
         self._random = random.Random(seed)
         self._running: dict[Candidate, OptunaTrial | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
         self._first = list(self._anchors(spaces))
         self.anchors = frozenset(self._first)
+        #: How many candidates there are; the default need not be a point of the space.
+        self.size = len(self._unseen | dict.fromkeys(self._first))
+        trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
         whole = sampler is Sampler.BRUTE_FORCE or (sampler is Sampler.AUTO and self.size <= trials)
         self._study = None if whole else _study(sampler, trials, seed)

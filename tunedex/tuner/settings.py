@@ -88,7 +88,7 @@ class Finals:
     rounds: int = 250
     confidence: float = 0.99
     settled_share: float = 0.002
-    behind_share: float = 0.1
+    behind_share: float = 0.05
     repeats: int = 2
     steady_clock_share: float = 0.05
 

@@ -156,7 +156,8 @@ class TaskRun:
         space = self._spaces[problem.key]
         incumbent = (row.config for row in self._history.incumbent(problem)[:1])
         known = [*([space.default] if space.default else []), *space.library, *incumbent]
-        configs = finalists(measured, known=known, bears_error=self._task.max_error is not None)
+        runs = self._history.runs(problem)
+        configs = finalists(measured, runs, known=known, bears_error=self._task.max_error is not None)
         if not configs:
             return []
         seconds = c.budget.final_s(due)
@@ -165,7 +166,7 @@ class TaskRun:
         def call(configs: Sequence[Config]) -> FinalTimes | None:
             self._tell(len(configs), len(configs), "final")
             self._open(problem)
-            return c.worker.final(configs, seconds)
+            return c.worker.final(configs, seconds, known)
 
         with c.ledger.of("final"):
             try:
@@ -198,9 +199,7 @@ class TaskRun:
     def _recalled(self) -> Search:
         """The task's search as it stands after what was tried so far, in this sweep or before."""
         effort = self._c.effort
-        spaces = list(self._spaces.values())
-        trials = effort.trials if effort.trials is not None else sum(map(len, spaces))
-        search = Search(spaces, sampler=effort.sampler, trials=trials, seed=effort.seed)
+        search = Search(list(self._spaces.values()), sampler=effort.sampler, trials=effort.trials, seed=effort.seed)
         for problem in self._task.problems:
             for trial in self._history.searched(problem):
                 if not self._history.refused_too_strictly(trial):
@@ -248,7 +247,7 @@ class TaskRun:
         None, and nothing stored, where its problem cannot be set up, or where it took longer than ``limit_s`` and
         that is less than a trial may take: it is the budget that ended it then.
         """
-        problem, config = candidate.problem, candidate.config
+        c, problem, config = self._c, candidate.problem, candidate.config
         outcome: Measurement | Failure
         state = Sample()
         if isinstance(compiled, Failure):
@@ -259,12 +258,12 @@ class TaskRun:
             except NotOpened as fault:
                 self._faults[problem.key] = str(fault)
                 return None
-            self._c.worker.prepare()
-            outcome, state = self._c.worker.measure(config, compiled, self._history.best_us(problem), limit_s)
-            cut = limit_s < self._c.timeouts.trial_s
+            c.worker.prepare()
+            outcome, state = c.worker.measure(config, compiled, self._history.best_us(problem), limit_s)
+            cut = limit_s < c.timeouts.trial_s
             if cut and isinstance(outcome, Failure) and outcome.kind is FailureKind.TIMEOUT:
                 return None
-        (trial,) = self._history.add([self._trial(problem, config, outcome, state)])
+        (trial,) = self._history.add([self._trial(problem, config, outcome, state)], c.worker.generation)
         self.new_trials += 1
         return trial
 

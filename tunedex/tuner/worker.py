@@ -78,6 +78,8 @@ class Worker:
         self._process = self._made.new()
         self._opened: str | None = None
         self._searched = False
+        #: Which process it is, counted from 0: times of different processes differ by more than within one.
+        self.generation = 0
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
         """The device's ceilings, measured now.
@@ -136,10 +138,10 @@ class Worker:
                 self._failed()
         return outcome, state
 
-    def final(self, configs: Sequence[Config], seconds: float) -> FinalTimes | None:
+    def final(self, configs: Sequence[Config], seconds: float, against: Sequence[Config]) -> FinalTimes | None:
         """See `Bench.final`; None where the process fails, by whose fault it does not say."""
         try:
-            times, states = self._process.call("final", configs, seconds, timeout_s=self._timeouts.final_s)
+            times, states = self._process.call("final", configs, seconds, against, timeout_s=self._timeouts.final_s)
         except (ProcessFailure, RemoteError):
             self._failed()
             return None
@@ -208,6 +210,7 @@ class Worker:
         self._process = (self._standby.take() if self._standby else None) or self._made.new()
         self._opened = None
         self._searched = False
+        self.generation += 1
 
 
 class Standby:
