@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import ENVIRONMENT, WHOLE, Simulation, SimulatedProcess, task_of
+from simulated import ENVIRONMENT, WHOLE, SimulatedProcess, Simulation, task_of
 
 from tunedex.core.errors import CannotRun
 from tunedex.core.host import cpu

@@ -33,9 +33,14 @@ def test_what_runs_inside_something_else_is_booked_once() -> None:
 def test_a_block_that_raises_is_booked_too() -> None:
     now = [0.0]
     ledger = Ledger(lambda: now[0])
-    with pytest.raises(RuntimeError), ledger.of("measure"):
-        now[0] += 2
-        raise RuntimeError
+
+    def breaks() -> None:
+        with ledger.of("measure"):
+            now[0] += 2
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError):
+        breaks()
     with ledger.of("store"):
         now[0] += 1
     assert (ledger.spent.measure_s, ledger.spent.store_s) == (2, 1)

@@ -39,6 +39,7 @@ def finalists(
     *,
     known: Sequence[Config],
     bears_error: bool,
+    compiled: bool = False,
     settings: Finals = SETTINGS.finals,
 ) -> list[Config]:
     """Who is in the final of a problem, of those that searching ``measured``.
@@ -48,7 +49,9 @@ def finalists(
         runs: the run that each time is of.
         known: configs that are in it in any case: the default, the library's, the incumbent.
         bears_error: whether the lossy configs are as good as the others.
+        compiled: whether each is compiled again in the final's process.
     """
+    most = settings.most_leaders_compiled if compiled else settings.most_leaders
     ranked = sorted(measured, key=lambda config: (measured[config].time_us, config.key))
     lossless = [config for config in ranked if measured[config].lossless]
     lossy = [config for config in ranked if not measured[config].lossless]
@@ -56,26 +59,30 @@ def finalists(
     # Other work on the machine lifts a median, less so a low quantile: what it held back gets its chance here.
     quiet = sorted(own, key=lambda config: (measured[config].p20_us, config.key))
     wanted = [
-        *_leaders(lossless, measured, runs, settings),
+        *_leaders(lossless, measured, runs, most, settings),
         *own[:1],
         *quiet[: settings.quiet_leaders],
-        *(_leaders(lossy, measured, runs, settings) if bears_error else lossy[: settings.lossy_leaders]),
+        *(_leaders(lossy, measured, runs, most, settings) if bears_error else lossy[: settings.lossy_leaders]),
         *known,
     ]
     return [config for config in dict.fromkeys(wanted) if config in measured]
 
 
 def _leaders(
-    ranked: Sequence[Config], measured: Mapping[Config, Measurement], runs: Mapping[Config, Run], settings: Finals
+    ranked: Sequence[Config],
+    measured: Mapping[Config, Measurement],
+    runs: Mapping[Config, Run],
+    most: int,
+    settings: Finals,
 ) -> list[Config]:
     """The first of ``ranked``: a fixed number, and who lies so close to the best of its run that searching cannot tell.
-    Of those, only as many as the least number of rounds has time for."""
+    Of those, at most ``most``, and only as many as the least number of rounds has time for."""
     leaders = list(ranked[: settings.leaders])
     for config in _close(ranked, measured, runs, settings.lead_share):
         if config in leaders:
             continue
         round_us = sum(measured[each].time_us for each in (*leaders, config))
-        if len(leaders) >= settings.most_leaders or settings.min_rounds * round_us > 1e6 * settings.seconds:
+        if len(leaders) >= most or settings.min_rounds * round_us > 1e6 * settings.seconds:
             break
         leaders.append(config)
     return leaders

@@ -67,7 +67,8 @@ class Finals:
     """The interleaved final.
 
     Timed are at least ``leaders`` of the fastest configs, and up to ``most_leaders`` whose time lies within
-    ``lead_share`` of the best: what lies closer than searching can tell apart. So are the ``quiet_leaders`` by the
+    ``lead_share`` of the best: what lies closer than searching can tell apart; up to ``most_leaders_compiled`` where
+    each is compiled again in the final's process. So are the ``quiet_leaders`` by the
     low quantile and the ``lossy_leaders`` among configs that are not lossless.
 
     Rounds go on for ``seconds``, at least ``min_rounds`` and at most ``rounds``, or until it is settled with
@@ -80,6 +81,7 @@ class Finals:
 
     leaders: int = 5
     most_leaders: int = 16
+    most_leaders_compiled: int = 8
     lead_share: float = 0.08
     quiet_leaders: int = 3
     lossy_leaders: int = 2

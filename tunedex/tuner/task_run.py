@@ -157,7 +157,8 @@ class TaskRun:
         incumbent = (row.config for row in self._history.incumbent(problem)[:1])
         known = [*([space.default] if space.default else []), *space.library, *incumbent]
         runs = self._history.runs(problem)
-        configs = finalists(measured, runs, known=known, bears_error=self._task.max_error is not None)
+        bears_error = self._task.max_error is not None
+        configs = finalists(measured, runs, known=known, bears_error=bears_error, compiled=c.pool is None)
         if not configs:
             return []
         seconds = c.budget.final_s(due)
