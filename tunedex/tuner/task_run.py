@@ -43,7 +43,8 @@ class TaskRun:
     def __init__(self, context: Context, task: Task) -> None:
         self._c = context
         self._task = task
-        self._spaces = {problem.key: Space.of(task.kernel, problem, context.device) for problem in task.problems}
+        with context.ledger.of("search"):
+            self._spaces = {problem.key: Space.of(task.kernel, problem, context.device) for problem in task.problems}
         self._history = History(context, task)
         self._faults: dict[str, str] = {}
         self._search: Search | None = None
