@@ -108,7 +108,7 @@ def test_where_everything_fails_nothing_is_served(planted: Kernel, store: Store,
     asked = problem(planted)
     faults = ("late_raise", "late_exit", "none", "raise", "exit", "abort", "operand", "memory", "beside", "unwritten")
     store.publish(cpu().key, {asked: [row(config(fault), rank) for rank, fault in enumerate(faults)]})
-    late.write_text("all")
+    late.write_text("raise")
     report = recheck(store)
     (result,) = report.results
     assert result.outcome is Outcome.REFUSED

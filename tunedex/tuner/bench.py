@@ -90,7 +90,6 @@ class Bench:
             self._timer = CudaTimer(device, self._torch_device, self._timing)
         self._opened: Opened | None = None
         self._sets: list[TensorSet] = []
-        self._timer.warm_up(self._timing.warm_up_s)
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
         """See `tunedex.tuner.ceilings.measure`."""
@@ -108,6 +107,8 @@ class Bench:
         self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
+        # Not when the process starts: another one may be measuring then.
+        self._timer.warm_up(self._timing.warm_up_s)
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float]
@@ -162,7 +163,7 @@ class Bench:
                 launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
                 results[n] = failure_of(error)
-        self._timer.warm_up(self._timing.warm_up_s)
+        self._timer.warm_up(SETTINGS.finals.warm_up_s)
         states: list[Sample] = []
         rivals = {n for n in launches if configs[n] in against}
         decided = self.interleaved(launches, opened.policy, seconds, rivals, states)

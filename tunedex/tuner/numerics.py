@@ -190,7 +190,7 @@ class Numerics:
         except ProcessFailure as failure:
             if failure.timed_out and self._left <= 0:
                 return None
-            return Failure(FailureKind.TIMEOUT if failure.timed_out else FailureKind.CRASH, str(failure))
+            return Failure(failure.kind, str(failure))
         except RemoteError as error:
             outcome = Failure(FailureKind.CRASH, str(error))
         if isinstance(outcome, Failure) and outcome.kind is not FailureKind.WRONG_RESULT:

@@ -68,10 +68,10 @@ class Finals:
 
     Timed are at least ``leaders`` of the fastest configs, and up to ``most_leaders`` whose time lies within
     ``lead_share`` of the best: what lies closer than searching can tell apart; up to ``most_leaders_compiled`` where
-    each is compiled again in the final's process. So are the ``quiet_leaders`` by the
-    low quantile and the ``lossy_leaders`` among configs that are not lossless.
+    each is compiled again in the final's process. So are the ``quiet_leaders`` by the low quantile and the
+    ``lossy_leaders`` among configs that are not lossless.
 
-    Rounds go on for ``seconds``, at least ``min_rounds`` and at most ``rounds``, or until it is settled with
+    The device works for ``warm_up_s`` first. Rounds go on for ``seconds``, at least ``min_rounds`` and at most ``rounds``, or until it is settled with
     ``confidence`` that none of the others is faster than the leader by more than ``settled_share``. What is surely
     slower by more than ``behind_share`` is left out before that.
 
@@ -85,6 +85,7 @@ class Finals:
     lead_share: float = 0.08
     quiet_leaders: int = 3
     lossy_leaders: int = 2
+    warm_up_s: float = 1.0
     seconds: float = 4.0
     min_rounds: int = 9
     rounds: int = 250

@@ -28,12 +28,10 @@ from tunedex.kernels.base import (
 
 FAULTS = ("none", "raise", "abort", "exit", "wrong_last", "unwritten", "operand", "beside", "memory", "limit")
 
-#: Faults that show only while the file that this setting names is there: configs that go wrong later.
+#: Faults that show only while the file that this setting names is there: configs that go wrong later. Where the file
+#: holds the name of a fault, every config has that one.
 LATE = ("late_raise", "late_exit")
 LATE_SETTING = "PLANTED_LATE"
-
-#: What that file holds where every config is to go wrong.
-ALL = "all"
 
 #: A problem of so many rows cannot be set up.
 UNLUCKY_ROWS = 13
@@ -44,8 +42,10 @@ def _run(fault: str, operands: Tensors, outputs: Tensors) -> None:
     late = Path(os.environ.get(LATE_SETTING, "/nowhere"))
     if fault in LATE and late.exists():
         fault = fault.removeprefix("late_")
-    if late.exists() and late.read_text() == ALL:
-        fault = "raise"
+    if late.exists() and (everywhere := late.read_text()) in FAULTS:
+        if everywhere == "raise":
+            raise RuntimeError(f"planted in {late}")
+        fault = everywhere
     if fault == "raise":
         raise RuntimeError("planted")
     if fault == "abort":
