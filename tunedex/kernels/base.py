@@ -150,6 +150,9 @@ class Kernel(ABC):
     #: The operands on whose rows, and on no others, the same rows of every output depend. Rows are the last dimension
     #: but one.
     row_operands: ClassVar[frozenset[str]] = frozenset()
+    #: The operands that a launch writes. They are given back their values after each run, and judged like an output
+    #: where `reference` names them. Every other operand is left as it is, or the result is wrong.
+    writes: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:

@@ -10,8 +10,10 @@ import torch
 from tunedex.core.measurement import Policy
 from tunedex.kernels.base import Tensors
 from tunedex.tuner.bench import Bench
+from tunedex.tuner.sampling import Stopwatch, quantile
+from tunedex.tuner.sets import TensorSet
 from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.timing import Stopwatch, TensorSet, between_events_us, quantile
+from tunedex.tuner.timing import between_events_us
 
 
 @dataclass(frozen=True)

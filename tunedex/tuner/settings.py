@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 class Timing:
     """How a config is timed.
 
-    While searching, samples are taken until the median is known: until its interval of ``confidence`` reaches no
-    farther than ``target_share`` of it to either side, on average of the two. At least ``min_samples`` are taken and at
+    While searching, samples are taken until the median is known: until half the width of its interval of ``confidence``
+    is at most ``target_share`` of it. At least ``min_samples`` are taken and at
     most ``max_samples``, and beyond the least for no longer than ``most_s``. The clearly slow are left earlier: after
     two samples what is ``give_up_factor`` times slower than the best so far, and as soon as the interval exists what
     lies with all of it more than ``lag_share`` behind.
@@ -23,8 +23,8 @@ class Timing:
     most_s: float = 0.25
     give_up_factor: float = 3.0
     lag_share: float = 0.1
-    #: How long the device is kept busy before the first config and before a final, and, once it has been idle for so
-    #: long that its clocks sink, before the next config.
+    #: How long the device is kept busy before the first config of a problem, and, where it has been idle for so long
+    #: that its clocks sink, before the next one.
     warm_up_s: float = 0.3
     idle_s: float = 1.0
     rewarm_s: float = 0.05
@@ -54,10 +54,11 @@ class Timing:
 @dataclass(frozen=True)
 class Verifying:
     """How results are compared with their references: so many elements at once, that what lies between the steps
-    stays in the cache; and where float64 is slow, how much of a result it sees, in elements and in rows."""
+    stays in the cache, and on a CPU in one thread, whose pace does not hang on what the other cores do; and where
+    float64 is slow, how much of a result it sees, in elements and in rows."""
 
     chunk_elements_cuda: int = 2**22
-    chunk_elements_cpu: int = 2**17
+    chunk_elements_cpu: int = 2**15
     sampled_elements: int = 4096
     sampled_rows: int = 16
 
@@ -174,6 +175,23 @@ class SelfTest:
 
 
 @dataclass(frozen=True)
+class Watching:
+    """What is read of a device beside the measurements.
+
+    SM clocks that differ by more than ``clock_share`` of the highest spoil a comparison. Somebody else's load is looked
+    for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its driver averages over up to a
+    second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display server takes a few; on a CPU
+    since the last look, where ``load_cpu_share`` of the cores' time counts, since the system itself takes some.
+    """
+
+    clock_share: float = 0.03
+    load_every_s: float = 0.5
+    load_window_s: float = 1.0
+    load_gpu_percent: int = 10
+    load_cpu_share: float = 0.1
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
@@ -183,6 +201,7 @@ class Settings:
     worker: Worker = Worker()
     recheck: Recheck = Recheck()
     selftest: SelfTest = SelfTest()
+    watching: Watching = Watching()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: How often who waits for a compiled config sees whether the sweep was stopped, in seconds.

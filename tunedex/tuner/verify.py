@@ -64,6 +64,10 @@ class Standard(ABC):
         """Both steps at once."""
         return self.verdict(self.figures(result).tolist(), result)
 
+    def error(self, result: torch.Tensor) -> float:
+        """The relative L2 error of ``result``, right or wrong; infinite where it is not finite."""
+        return self.judge(result).error
+
 
 class WholeStandard(Standard):
     """Holds the whole of an output against one reference.
@@ -108,7 +112,8 @@ class WholeStandard(Standard):
         exact = not getattr(torch, dtype).is_floating_point
         self._smallest = 0.5 if exact else torch.finfo(getattr(torch, dtype)).tiny
         self._strict = 0.0 if exact else self._factor(self._unit)
-        tolerance = reference.scale.mul(self._strict).add_(self._smallest)
+        # A scale that is no number, as where an operand is infinite, says nothing: the element is bound by the rest.
+        tolerance = reference.scale.nan_to_num(nan=0.0, posinf=math.inf).mul_(self._strict).add_(self._smallest)
         self._weight = tolerance.reciprocal_().to(torch.float64 if dtype == "float64" else torch.float32)
 
     def _factor(self, roundoff: float) -> float:
@@ -145,7 +150,8 @@ class WholeStandard(Standard):
         elif error > bound:
             detail = f"relative L2 error {error:.3g} is above {bound:.3g}"
         else:
-            return Verdict(error, accepted=True, lossless=False)
+            # With no error borne it was the tolerances' rounding that spoke against an element.
+            return Verdict(error, accepted=True, lossless=self._max_error is None)
         return Verdict(error, accepted=False, lossless=False, detail=detail)
 
     def _outside(self, result: torch.Tensor, roundoff: float) -> torch.Tensor:

@@ -115,10 +115,10 @@ class PlantedKernel(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec(tuple(problem.dims.values()), problem.dtype)}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
         if problem.dims["rows"] == UNLUCKY_ROWS:
             raise RuntimeError("planted: no reference")
-        value = operands["x"].double() * 2
+        value = operands["x"].to(dtype or torch.float64) * 2
         return {"out": Reference(value, value.abs())}
 
     def eager(self, problem: Problem, operands: Tensors) -> dict[str, torch.Tensor]:
