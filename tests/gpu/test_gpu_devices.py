@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tunedex.tuner import load
-from tunedex.tuner.devices import DetectedDevice, detect, energy_j, sample, steady
+from tunedex.tuner.devices import DetectedDevice, detect, energy_j, sample
 from tunedex.tuner.peaks import peaks_of
 
 pytestmark = pytest.mark.gpu
@@ -63,4 +63,3 @@ def test_our_own_work_is_not_somebody_elses_load(found: DetectedDevice) -> None:
         states.append(sample(found.device))
     assert not any(state.contended for state in states)
     assert all(state.clock_mhz for state in states)
-    assert isinstance(steady(states), bool)
