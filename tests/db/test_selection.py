@@ -96,6 +96,33 @@ def test_an_incumbent_that_was_not_timed_again_keeps_its_row() -> None:
     assert choice([tried(DEFAULT, 101), tried(2, 90)], before)[0] == before[0]
 
 
+def test_an_incumbent_of_another_environment_counts_with_its_new_time() -> None:
+    before = [replace(row, environment="other") for row in choice([tried(DEFAULT, 100), tried(1, 50)])]
+    rows = choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 89)], before)
+    assert rows[0].config == config(1)
+    assert rows[0].measurement.time_us == 90
+    assert {row.environment for row in rows} == {ENVIRONMENT.key}
+    assert choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 88)], before)[0].config == config(2)
+
+
+def test_an_incumbent_of_another_environment_that_was_not_timed_again_goes() -> None:
+    before = [replace(row, kernel_version="other") for row in choice([tried(DEFAULT, 100), tried(1, 50)])]
+    assert {row.config for row in choice([tried(DEFAULT, 100), tried(2, 90)], before)} == {DEFAULT, config(2)}
+
+
+def test_a_config_that_failed_when_it_was_last_tried_goes() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 50)])
+    early = replace(searched(1, 50), created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    late = replace(searched(1, Failure(FailureKind.CRASH)), created_at=datetime(2026, 2, 1, tzinfo=UTC))
+    assert [row.config for row in choice([tried(DEFAULT, 100)], before, [early, late])] == [DEFAULT]
+    assert [row.config for row in choice([], before, [late, early])] == [DEFAULT]
+    wrong = [replace(late, config=row.config) for row in before]
+    assert choice([], before, wrong) == []
+    # What failed once and passed later is served.
+    again = replace(searched(1, 50), created_at=datetime(2026, 3, 1, tzinfo=UTC))
+    assert choice([tried(DEFAULT, 100), tried(1, 50)], before, [early, late, again])[0].config == config(1)
+
+
 def test_an_incumbent_slower_than_what_the_user_has_goes() -> None:
     before = choice([tried(DEFAULT, 100), tried(1, 90)])
     assert choice([tried(DEFAULT, 89.5), tried(1, 90)], before)[0].config == DEFAULT

@@ -45,6 +45,10 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
     ] = None,
+    trial_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Longest that a config may compile, and may run; default 90s and 60s."),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     db: DbOption = None,
@@ -54,7 +58,8 @@ def sweep(
 
     A sweep that ends early keeps what it measured; the same command goes on from there and repeats no config.
     """
-    effort_trials, effort_budget = _bounded("trials", trials, 1), _seconds(budget)
+    effort_trials, effort_budget = _bounded("trials", trials, 1), _seconds(budget, "budget")
+    longest_trial = _seconds(trial_timeout, "trial-timeout")
     _bounded("seed", seed, 0)
     names = _names(kernels)
 
@@ -62,6 +67,7 @@ def sweep(
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.report import Effort
     from tunedex.tuner.search import Sampler
+    from tunedex.tuner.settings import SETTINGS
     from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
 
@@ -79,6 +85,7 @@ def sweep(
     plans = [(found, tasks_for(found.device, names, given)) for found in detect(device)]
     command = _command()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
+    timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
@@ -87,7 +94,7 @@ def sweep(
             for line in (f"{found.device.name} ({found.device.key})", *found.notes):
                 say(line)
             with _watching() as watch:
-                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch)
+                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch, timeouts)
                 reports.append(swept.run(tasks, options))
             if reports[-1].interrupted:
                 break
@@ -184,11 +191,11 @@ def _bounded(name: str, value: int | None, least: int) -> int | None:
     return value
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(text: str | None, option: str) -> float | None:
     if text is None:
         return None
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
     if not 0 < seconds <= _LONGEST_S:
-        raise BadInput(f"--budget {text} is not a time above 0 and up to a year, such as 90s, 5m or 1h", field="budget")
+        raise BadInput(f"--{option} {text} is not a time above 0 and up to a year, such as 90s, 5m or 1h", field=option)
     return seconds

@@ -140,6 +140,11 @@ def trials_of(
     return [trial_of(trial, problem_of(row)) for trial, row in found]
 
 
+def loosest_bound(session: Session, device: str, problem: str) -> float | None:
+    of_problem = (TrialRow.problem_key == problem, TrialRow.device_key == device)
+    return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
+
+
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:
     row = session.get(CeilingRow, (device, environment))
     return Ceilings(row.copy_bytes_s, row.flops_s, row.cache_bytes_s) if row else None

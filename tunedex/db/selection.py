@@ -4,11 +4,13 @@ Pure, and indifferent to the order of what it is given: equal trials give equal 
 
 1. The best is the fastest config that serves every caller (lossless, not bound to graphs) and beats both the
    default and the library call by more than the margin; else the faster of those two.
-2. The incumbent stays unless it is beaten by more than the margin, or is slower than the default or the library.
+2. The incumbent stays unless it is beaten by more than the margin, or is slower than the default or the library. One
+   of another environment or kernel version stands for its config alone: it counts with its time in this final.
 3. After the best follow the Pareto set of (time, error, peak memory), for callers with other limits, and for those
    who pin the bits of one of these or of the incumbent, the Pareto set of the configs that give the same bits. These,
    the default and the library call are published whatever their number; the fastest of the rest fill up to 16 rows.
 4. Only times of the final's policy are compared, and only rows measured here.
+5. A config that failed when it was last tried is not served, whatever it did before.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def select(
     Returns:
         Rows ranked from 0. The incumbent's, less those that now fail, where the final has no measurement.
     """
-    failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)}
+    failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)} | _failed_last(searched)
     passed = [trial for trial in finals if trial.config.key not in failed]
     policy = _policy(passed)
     if policy is None:
@@ -75,7 +77,8 @@ def select(
         and (row.environment, row.kernel_version, row.measurement.policy)
         == (sample.environment, sample.kernel_version, policy)
     ]
-    held = next((timed.get(row.config.key, row) for row in published if row.rank == 0), None)
+    before = next((row for row in incumbent if row.rank == 0), None)
+    held = timed.get(before.config.key, before if before in published else None) if before else None
     known = (default, library.config if library is not None else None)
     yours = [timed[config.key] for config in known if config is not None and config.key in timed]
     best = _best(timed.values(), yours, held)
@@ -143,14 +146,22 @@ def _without(failed: set[str], incumbent: Sequence[Row]) -> list[Row]:
     return _ranked(sorted(kept, key=lambda row: row is not first))
 
 
+def _failed_last(searched: Sequence[Trial]) -> set[str]:
+    """The keys of the configs whose newest trial is a failure, also where another is as new."""
+    newest: dict[str, bool] = {}
+    for _, fails, key in sorted((_age(t), isinstance(t.outcome, Failure), t.config.key) for t in searched):
+        newest[key] = fails
+    return {key for key, fails in newest.items() if fails}
+
+
+def _age(trial: Trial) -> tuple[datetime, int]:
+    return trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0
+
+
 def _policy(finals: Sequence[Trial]) -> Policy | None:
     """The policy of the newest measurement; None where there is none."""
     newest = max(
-        (
-            (trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0, trial.outcome.policy.value)
-            for trial in finals
-            if isinstance(trial.outcome, Measurement)
-        ),
+        ((*_age(trial), trial.outcome.policy.value) for trial in finals if isinstance(trial.outcome, Measurement)),
         default=None,
     )
     return Policy(newest[2]) if newest else None

@@ -205,6 +205,11 @@ class Kernel(ABC):
         """
         return next((i for i in self.implementations if i.name == name), None) or _absent(self.name, name)
 
+    def map_forward(self, config: Config, version: str) -> Config | None:
+        """``config`` of an older ``version`` of this kernel as this version spells it; None where it has no
+        counterpart. A kernel whose tunables keep their meaning leaves it as it is."""
+        return config
+
     def quick(self, device: Device) -> Sequence[Mapping[str, Any]]:
         """Problems of the ``quick`` preset on ``device``, as flat parameters (with ``max_error`` where one applies)."""
         return ()
@@ -227,6 +232,9 @@ class InputSource:
 
     OUTLIER_SHARE = 0.001
     OUTLIER_FACTOR = 50.0
+    #: What lies between the rows of a strided tensor: it shows in a result that reads it, and times zero it is zero,
+    #: for vendors' products do read it so.
+    PADDING = 1000.0
 
     def __init__(self, seed: int, device: torch.device | str, *, outliers: bool = False, strided: bool = False) -> None:
         import torch
@@ -260,7 +268,7 @@ class InputSource:
             values[..., self._outlier_channels(shape[-1])] *= self.OUTLIER_FACTOR
         values = values.to(getattr(torch, dtype))
         if self.strided and len(shape) >= 2:
-            wide = torch.empty((*shape[:-1], shape[-1] + pitch), dtype=values.dtype, device=self.device)
+            wide = torch.full((*shape[:-1], shape[-1] + pitch), self.PADDING, dtype=values.dtype, device=self.device)
             view = wide[..., : shape[-1]]
             view.copy_(values)
             return view

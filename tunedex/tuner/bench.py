@@ -25,6 +25,7 @@ from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings
 from tunedex.tuner.devices import sample
 from tunedex.tuner.nvml import Sample
+from tunedex.tuner.process import phase
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import CpuTimer, CudaTimer, Stopwatch, TensorSet, Timer, quantile
 from tunedex.tuner.verify import Verdict, bits_hash, judge, relative_error
@@ -88,7 +89,6 @@ class Bench:
             self._timer = CudaTimer(device, self._torch_device, self._timing)
         self._opened: Opened | None = None
         self._sets: list[TensorSet] = []
-        self._timer.warm_up(self._timing.warm_up_s)
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
         """See `tunedex.tuner.ceilings.measure`."""
@@ -106,6 +106,8 @@ class Bench:
         self._opened = Opened(kernel, problem, max_error, policy, warm_policy, floor_us, inputs, outputs, guarded)
         first = TensorSet(inputs[0].operands, outputs)
         self._sets = [first] + [first.clone() for _ in range(self._timer.sets_needed(policy, first.bytes) - 1)]
+        # Not when the process starts: another one may be measuring then.
+        self._timer.warm_up(self._timing.warm_up_s)
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float]
@@ -118,10 +120,12 @@ class Bench:
         opened = self.opened
         try:
             launch = self.bind(config)
+            phase("verify")
             verdict, output_hash, memory = self._verify(launch)
             if not verdict.accepted:
                 return Failure(FailureKind.WRONG_RESULT, verdict.detail), Sample()
             lossless = verdict.lossless and config.values.get("precision", "ieee") == "ieee"
+            phase("timing")
             stopwatch = self._timer.stopwatch(launch, self._sets, opened.policy)
             samples = self._search_samples(stopwatch, best_us.get(lossless))
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
@@ -155,7 +159,7 @@ class Bench:
                 launches[n] = self.bind(config)
             except Exception as error:  # noqa: BLE001
                 results[n] = failure_of(error)
-        self._timer.warm_up(self._timing.warm_up_s)
+        self._timer.warm_up(settings.warm_up_s)
         decided = self.interleaved(launches, opened.policy, settings.seconds)
         state = sample(self._device)
         warm = decided
@@ -266,9 +270,9 @@ class Bench:
         middle = median(samples)
         if not math.isfinite(middle) or middle <= 0:
             return f"{middle:g} us is not a time"
-        # The measured ceilings are those of memory: a warm cache may well be faster.
-        least = self._timing.physical_share * self.opened.floor_us
-        if self.opened.policy.cold and middle < least:
+        share = self._timing.physical_share if self.opened.policy.cold else self._timing.physical_warm_share
+        least = share * self.opened.floor_us
+        if middle < least:
             return f"{middle:.3g} us is faster than {least:.3g} us, which this device's measured ceilings allow"
         return ""
 
@@ -349,6 +353,7 @@ _TELLTALES = (
     ("misaligned", FailureKind.ILLEGAL_ACCESS),
     ("out of memory", FailureKind.OOM),
     ("out_of_memory", FailureKind.OOM),
+    ("can't allocate memory", FailureKind.OOM),
     ("too many resources", FailureKind.OUT_OF_RESOURCES),
     ("out_of_resources", FailureKind.OUT_OF_RESOURCES),
 )

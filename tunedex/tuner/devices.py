@@ -90,14 +90,14 @@ def environment_of(device: Device) -> Environment:
     """The versions of what changes speed on this kind of device: numba on a CPU; driver, CUDA and triton on a GPU."""
     python = ".".join(platform.python_version_tuple()[:2])
     if device.kind == "cpu":
-        return Environment(torch=_version("torch"), numba=_version("numba"), python=python)
+        return Environment(torch=version_of_package("torch"), numba=version_of_package("numba"), python=python)
     nvml = open_nvml()
     torch = importlib.import_module("torch")
     return Environment(
         driver=nvml.driver if nvml else "",
         cuda=torch.version.cuda or "",
-        torch=_version("torch"),
-        triton=_version("triton"),
+        torch=version_of_package("torch"),
+        triton=version_of_package("triton"),
         python=python,
     )
 
@@ -217,7 +217,7 @@ def _unusable(torch: Any, boards: Sequence[Board]) -> str:
     return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no device"
 
 
-def _version(package: str) -> str:
+def version_of_package(package: str) -> str:
     """An installed package's version, the same whether or not it is imported yet; "" where it is absent."""
     try:
         return importlib.metadata.version(package)
