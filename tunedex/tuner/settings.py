@@ -178,13 +178,12 @@ class SelfTest:
 class Watching:
     """What is read of a device beside the measurements.
 
-    SM clocks that differ by more than ``clock_share`` of the highest spoil a comparison. Somebody else's load is looked
-    for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its driver averages over up to a
-    second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display server takes a few; on a CPU
-    since the last look, where ``load_cpu_share`` of the cores' time counts, since the system itself takes some.
+    Somebody else's load is looked for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its
+    driver averages over up to a second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display
+    server takes a few; on a CPU since the last look, where ``load_cpu_share`` of the cores' time counts, since the
+    system itself takes some.
     """
 
-    clock_share: float = 0.03
     load_every_s: float = 0.5
     load_window_s: float = 1.0
     load_gpu_percent: int = 10
