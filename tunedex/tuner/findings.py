@@ -129,14 +129,14 @@ def caches(found: Caches) -> Finding:
 
 def numerics(tally: Tally) -> Finding:
     """Did every case of an implementation pass?"""
-    late = f"; {tally.late} not reached in time" if tally.late else ""
+    unrun = f"; {tally.unrun} not run" if tally.unrun else ""
     facts = tally.to_dict()
     if tally.failed:
         first = tally.failed[0]
         words = f"{len(tally.failed)} of {len(tally.failed) + tally.passed} configs failed; {first['problem']}: "
-        return Finding(Status.FAILED, f"{words}{first['kind']}, {first['detail']}{late}", facts)
+        return Finding(Status.FAILED, f"{words}{first['kind']}, {first['detail']}{unrun}", facts)
     if not tally.passed:
         return Finding(Status.SKIPPED, "not reached in time", facts)
     errors = ", ".join(f"{dtype} {error:.1e}" for dtype, error in sorted(tally.errors.items()))
-    words = f"{tally.passed} configs on {len(tally.problems)} problems; largest error {errors}{late}"
+    words = f"{tally.passed} configs on {len(tally.problems)} problems; largest error {errors}{unrun}"
     return Finding(Status.OK, words, facts)

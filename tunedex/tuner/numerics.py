@@ -34,6 +34,10 @@ _BATCH = 2
 #: Configs of an implementation that may need more than the device has before one is taken that does not.
 _TRIES = 8
 
+#: Processes that an implementation may cost before the rest of its cases is left: they would say the same, each at the
+#: price of a new process.
+_MOST_LOST = 2
+
 #: A best time that every config is much slower than, so that each is timed as briefly as can be.
 _ANY_BEST = {True: 1e-6, False: 1e-6}
 
@@ -51,11 +55,13 @@ class Case:
 
 @dataclass
 class Tally:
-    """What the cases of one implementation of one kernel came to; ``errors`` are the largest by dtype."""
+    """What the cases of one implementation of one kernel came to: ``unrun`` ones were not reached, ``lost`` ones took
+    the measuring process with them; ``errors`` are the largest by dtype."""
 
     problems: set[str] = field(default_factory=set)
     passed: int = 0
-    late: int = 0
+    unrun: int = 0
+    lost: int = 0
     errors: dict[str, float] = field(default_factory=dict)
     failed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -80,7 +86,8 @@ class Tally:
         return {
             "problems": len(self.problems),
             "passed": self.passed,
-            "late": self.late,
+            "unrun": self.unrun,
+            "lost": self.lost,
             "errors": dict(sorted(self.errors.items())),
             "failed": self.failed,
         }
@@ -148,16 +155,17 @@ class Numerics:
         compiled = {case: self._compile(case.problem, case.config) for case in cases}
         for case, future in compiled.items():
             tally = tallies[case.config.implementation]
-            if self._left <= 0:
+            if self._left <= 0 or tally.lost >= _MOST_LOST:
                 future.cancel()
-                tally.late += 1
+                tally.unrun += 1
                 continue
             watch(case)
             config, outcome = self._settled(case, future)
             if outcome is None:
-                tally.late += 1
-            else:
-                tally.add(case, config, outcome)
+                tally.unrun += 1
+                continue
+            tally.add(case, config, outcome)
+            tally.lost += isinstance(outcome, Failure) and not self._child.running
         return tallies
 
     @property
