@@ -120,7 +120,9 @@ class SimulatedProcess:
         self._s.now += self._s.ceilings_s
         return CEILINGS
 
-    def _open(self, problem: Problem, max_error: float | None, floor_us: float, *, timeout_s: float) -> None:
+    def _open(
+        self, problem: Problem, max_error: float | None, floor_us: float, ceilings: Ceilings, *, timeout_s: float
+    ) -> None:
         self._s.now += self._s.open_s
 
     def _measure(

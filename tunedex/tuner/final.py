@@ -162,7 +162,14 @@ def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measure
     """What a final says of a config that searching ``measured``, and its time with a warm cache."""
     if isinstance(timed, Failure):
         return timed, None
-    outcome = replace(measured, time_us=timed.time_us, p20_us=timed.p20_us, p80_us=timed.p80_us, samples=timed.samples)
+    outcome = replace(
+        measured,
+        time_us=timed.time_us,
+        p20_us=timed.p20_us,
+        p80_us=timed.p80_us,
+        samples=timed.samples,
+        energy_j=timed.energy_j,
+    )
     return outcome, timed.warm_us
 
 

@@ -72,9 +72,9 @@ class Finals:
     each is compiled again in the final's process. So are the ``quiet_leaders`` by the low quantile and the
     ``lossy_leaders`` among configs that are not lossless.
 
-    The device works for ``warm_up_s`` first. Rounds go on for ``seconds``, at least ``min_rounds`` and at most ``rounds``, or until it is settled with
-    ``confidence`` that none of the others is faster than the leader by more than ``settled_share``. What is surely
-    slower by more than ``behind_share`` is left out before that.
+    The device works for ``warm_up_s`` first. Rounds go on for ``seconds``, at least ``min_rounds`` and at most
+    ``rounds``, or until it is settled with ``confidence`` that none of the others is faster than the leader by more
+    than ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that.
 
     A final that other work disturbs, or clocks that vary by more than ``steady_clock_share``, is taken up to
     ``repeats`` times more.

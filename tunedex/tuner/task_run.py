@@ -271,7 +271,7 @@ class TaskRun:
 
     def _open(self, problem: Problem) -> None:
         floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
-        self._c.worker.open(problem, self._task.max_error, floor_us)
+        self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings)
 
     def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:
         return Trial(

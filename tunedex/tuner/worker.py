@@ -100,7 +100,7 @@ class Worker:
         if self._standby is not None:
             self._standby.prepare()
 
-    def open(self, problem: Problem, max_error: float | None, floor_us: float) -> None:
+    def open(self, problem: Problem, max_error: float | None, floor_us: float, ceilings: Ceilings) -> None:
         """Make ``problem`` the one that is measured, if it is not.
 
         Raises:
@@ -110,12 +110,12 @@ class Worker:
         if self._opened == problem.key and self._process.running:
             return
         try:
-            self._open(problem, max_error, floor_us)
+            self._open(problem, max_error, floor_us, ceilings)
         except ProcessFailure as failure:
             if failure.timed_out:
                 raise NotOpened(f"cannot be set up: {failure}") from failure
             try:  # it may have died while it stood by
-                self._open(problem, max_error, floor_us)
+                self._open(problem, max_error, floor_us, ceilings)
             except ProcessFailure as again:
                 raise NotOpened(f"cannot be set up: {again}") from again
         self._opened = problem.key
@@ -173,11 +173,11 @@ class Worker:
             self._standby.close()
         self._made.close()
 
-    def _open(self, problem: Problem, max_error: float | None, floor_us: float) -> None:
+    def _open(self, problem: Problem, *arguments: Any) -> None:
         self._start()
         with self._ledger.of("open"):
             try:
-                self._process.call("open", problem, max_error, floor_us, timeout_s=self._timeouts.open_s)
+                self._process.call("open", problem, *arguments, timeout_s=self._timeouts.open_s)
             except RemoteError as error:
                 self._failed()
                 raise NotOpened(f"cannot be set up: {error}") from error
