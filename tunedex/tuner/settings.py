@@ -213,8 +213,6 @@ class Settings:
     #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
     memory_poll_s: float = 0.5
     memory_settles_s: float = 10.0
-    #: Asks that give nothing new before a random unseen config is taken.
-    stale_asks: int = 20
     #: A failed config counts as this much slower than the slowest that ran.
     failure_penalty: float = 2.0
     #: Batches that ``batch=auto`` may propose, while operands and outputs fit this share of the device's memory.
