@@ -41,7 +41,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     all_kernels.cache_clear()
     yield home
     all_kernels.cache_clear()
-    for name in ("planted", "planted_faults", "planted_triton"):
+    for name in ("planted", "planted_faults", "planted_steps", "planted_triton"):
         sys.modules.pop(name, None)
 
 

@@ -50,6 +50,16 @@ class Steps(Implementation):
         return launch
 
 
+class RightLibrary(Library):
+    """A library call that nothing makes go wrong, unlike the other planted kernels'."""
+
+    def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
+        def launch(operands: Tensors, outputs: Tensors) -> None:
+            torch.mul(operands["x"], 2, out=outputs["out"])
+
+        return launch
+
+
 class StepsKernel(PlantedKernel):
     signature = replace(
         PlantedKernel.signature,
@@ -60,7 +70,7 @@ class StepsKernel(PlantedKernel):
             for kind in ("cpu", "cuda")
         ),
     )
-    implementations = (Steps(), Library())
+    implementations = (Steps(), RightLibrary())
 
 
 KERNEL = StepsKernel()
