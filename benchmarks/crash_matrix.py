@@ -57,19 +57,27 @@ def crash_matrix(device_selector: str, db: Path | None = None) -> dict[str, str]
     return {kind: "; ".join(dict.fromkeys(wrong)) or RECORDED for kind, wrong in sorted(matrix.items())}
 
 
+def tuner(
+    *arguments: str, timeout_s: float, beside: Path | None = None, stderr: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `tuner` from this checkout, with the packages in the folder ``beside`` installed; standard output is kept."""
+    path = [str(beside or ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, "-m", "tunedex", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def _sweep(device_selector: str, problem: str, trial_timeout: str, db: Path) -> str:
     """Run the sweep; what went wrong with it as a whole, empty where nothing did."""
-    path = [str(PLANTED), str(ROOT), os.environ.get("PYTHONPATH", "")]
     options = ["--device", device_selector, "--db", str(db), "--problem", problem, "--trial-timeout", trial_timeout]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tunedex", "sweep", *options, "--json"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
-            capture_output=True,
-            text=True,
-            timeout=SWEEP_TIMEOUT_S,
-            check=False,
-        )
+        done = tuner("sweep", *options, "--json", timeout_s=SWEEP_TIMEOUT_S, beside=PLANTED, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
         return f"the sweep took longer than {SWEEP_TIMEOUT_S} s"
     if done.returncode != 0:

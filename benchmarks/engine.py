@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from crash_matrix import crash_matrix
+from crash_matrix import crash_matrix, tuner
 from first_light import report_head
 
 from tunedex.cli.output import microseconds, print_table
@@ -57,7 +56,6 @@ from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task, parse_task
 
-ROOT = Path(__file__).resolve().parents[1]
 PROBLEMS = {
     "linear_gelu": "linear_gelu:m=4608,n=12288,k=3072,gelu=tanh,dtype=bfloat16",
     "layernorm_gelu_residual": "layernorm_gelu_residual:rows=4224,cols=3840,dtype=bfloat16",
@@ -102,7 +100,8 @@ def main() -> int:
 
 def run_part(part: str, found: DetectedDevice, most: int) -> dict[str, Any]:
     if part == "lists":
-        return {name: against_autotune(found, parse_task(text, found.device), most) for name, text in PROBLEMS.items()}
+        tasks = {name: parse_task(text, found.device) for name, text in PROBLEMS.items()}
+        return {"kernels": {name: against_autotune(found, task, most) for name, task in tasks.items()}}
     if part == "pool":
         return compile_speedup(found, most)
     if part == "sweep":
@@ -114,7 +113,7 @@ def summary(document: dict[str, Any]) -> dict[str, Any]:
     """The figures that the engine is judged by, of the parts that are there."""
     out: dict[str, Any] = {}
     if "lists" in document:
-        linear = document["lists"]["linear_gelu"]
+        linear = document["lists"]["kernels"]["linear_gelu"]
         names = ("rate_ratio_to_triton_autotune", "winner_time_ratio", "verify_share")
         out |= {name: linear[name] for name in names}
     if "pool" in document:
@@ -352,15 +351,9 @@ def compiled_by(found: DetectedDevice, task: Task, configs: Sequence[Config], pr
 def quick_sweep(selector: str) -> dict[str, Any]:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        command = ["sweep", "--device", selector, "--preset", "quick", "--db", f"{folder}/quick.db", "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "tunedex", *command],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=SWEEP_TIMEOUT_S,
-            check=True,
-        )
+        options = ["--device", selector, "--preset", "quick", "--db", f"{folder}/quick.db", "--json"]
+        done = tuner("sweep", *options, timeout_s=SWEEP_TIMEOUT_S)
+    done.check_returncode()
     wall_s = time.monotonic() - begin
     report = json.loads(done.stdout)
     results = report["results"]
@@ -368,25 +361,16 @@ def quick_sweep(selector: str) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    for name, row in document.get("lists", {}).items():
-        if isinstance(row, dict):
-            ours, theirs = row["ours"], row["triton_autotune"]
-            print_table(
-                ["<list", "configs", "repeats", "ours", "whole", "triton.autotune", "ratio", "our best", "their best"],
-                [
-                    [
-                        name,
-                        row["configs"],
-                        row["repeats"],
-                        f"{ours['wall_s']:.1f} s",
-                        f"{ours['whole_s']:.1f} s",
-                        f"{theirs['wall_s']:.1f} s",
-                        f"{row['rate_ratio_to_triton_autotune']:.1f}x",
-                        microseconds(ours["winner_us"]),
-                        microseconds(theirs["winner_us"]),
-                    ]
-                ],
-            )
+    rows = []
+    for name, row in document.get("lists", {}).get("kernels", {}).items():
+        ours, theirs = row["ours"], row["triton_autotune"]
+        seconds = [f"{wall_s:.1f} s" for wall_s in (ours["wall_s"], ours["whole_s"], theirs["wall_s"])]
+        best = [microseconds(side["winner_us"]) for side in (ours, theirs)]
+        ratio = f"{row['rate_ratio_to_triton_autotune']:.1f}x"
+        rows.append([name, row["configs"], row["repeats"], *seconds, ratio, *best])
+    if rows:
+        columns = ["configs", "repeats", "ours", "whole", "triton.autotune", "ratio", "our best", "their best"]
+        print_table(["<list", *columns], rows)
     print(json.dumps(summary(document), indent=2))
 
 

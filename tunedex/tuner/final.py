@@ -144,18 +144,14 @@ def _timed(
         else:
             found = dict(zip(configs, called.times, strict=True))
             # Only the first may be at fault: what follows it ran in a process that it had broken.
-            first = next((c for c in configs if isinstance(f := found[c], Failure) and f.kind in STICKY), None)
+            failures = ((config, timed) for config, timed in found.items() if isinstance(timed, Failure))
+            first = next(((config, timed) for config, timed in failures if timed.kind in STICKY), None)
             if first is None:
                 return found, called.states
-            culprits, failure = [first], _failure(found[first])
+            culprits, failure = [first[0]], first[1]
         failed |= dict.fromkeys(culprits, failure)
         configs = [config for config in configs if config not in failed]
     return None
-
-
-def _failure(timed: FinalTime | Failure) -> Failure:
-    assert isinstance(timed, Failure)
-    return timed
 
 
 def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measurement | Failure, float | None]:

@@ -28,10 +28,9 @@ from tunedex.tuner.findings import Finding, Status, fault, judged
 from tunedex.tuner.lock import device_lock
 from tunedex.tuner.numerics import Numerics, cases_of, problems_for
 from tunedex.tuner.probe import Probe
-from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort
 from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.sweep import DeviceSweep
+from tunedex.tuner.sweep import DeviceSweep, measuring_process
 from tunedex.tuner.tasks import Task
 
 
@@ -96,10 +95,7 @@ class SelfTest:
         self._environment = environment
         self._watch = watch
         self._report = SelfTestReport(detected.device, environment)
-        timeouts = SETTINGS.timeouts
-        self._child = ChildProcess(
-            Probe, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
-        )
+        self._child = measuring_process(detected, SETTINGS.timeouts, Probe)
         self._end = 0.0
 
     def run(self) -> SelfTestReport:

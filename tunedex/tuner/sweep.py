@@ -261,8 +261,8 @@ class DeviceSweep:
         return measured
 
 
-def measuring_process(detected: DetectedDevice, timeouts: Timeouts) -> BenchProcess:
-    """A process that owns the device, not started yet."""
+def measuring_process(detected: DetectedDevice, timeouts: Timeouts, bench: type[Bench] = Bench) -> ChildProcess:
+    """A process that owns the device and holds a ``bench``, not started yet."""
     return ChildProcess(
-        Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
+        bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
     )
