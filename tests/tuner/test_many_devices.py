@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tunedex.core.host import cpu
 from tunedex.db import Store, open_store
 from tunedex.db.records import Stage, Sweep, SweepStatus
 from tunedex.kernels.base import Kernel
+from tunedex.tuner import sweep as sweep_module
 from tunedex.tuner.budget import Due
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock, lock_name
@@ -150,6 +152,27 @@ def test_ctrl_c_ends_all(steps: Kernel, store: Store) -> None:
     (sweep,) = store.list_sweeps().items
     assert sweep.status is SweepStatus.INTERRUPTED
     check_whole(store, Host().sweep(store, tasks), tasks)
+
+
+def test_ctrl_c_while_the_threads_are_started_ends_all(
+    steps: Kernel, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(ThreadPoolExecutor):
+        """The starter is still at it when the signal comes, as on a busy machine."""
+
+        def submit(self, *arguments: Any, **more: Any) -> Future[Any]:
+            started = super().submit(*arguments, **more)
+            if arguments[1] is TWO[1]:
+                threading.Event().wait(60)
+            return started
+
+    monkeypatch.setattr(sweep_module, "ThreadPoolExecutor", Slow)
+    host, tasks = Host(meet=2), tasks_of(steps, 6)
+    host.interrupt_at = 1
+    report = host.sweep(store, tasks)
+    assert report.interrupted
+    assert len(report.results) < len(tasks)
+    assert set(host.retired) == {device.uuid for device in TWO}
 
 
 def test_tasks_that_share_a_problem_are_never_at_work_at_once(steps: Kernel, store: Store) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -129,8 +129,10 @@ class DeviceSweep:
                 worker.close()
 
         with ThreadPoolExecutor(len(workers), thread_name_prefix="device") as threads:
-            working = [threads.submit(work, *each) for each in zip(self._devices, workers, ledgers, strict=True)]
-            try:
+            working: list[Future[None]] = []
+            try:  # Ctrl-C may come while threads are started: the first may be at work by then
+                for each in zip(self._devices, workers, ledgers, strict=True):
+                    working.append(threads.submit(work, *each))
                 done = wait(working, return_when=FIRST_EXCEPTION).done
                 for future in done:
                     future.result()
