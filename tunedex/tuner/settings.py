@@ -224,7 +224,7 @@ class Settings:
     watching: Watching = Watching()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
-    #: How often who waits for a compiled config sees whether the sweep was stopped, in seconds.
+    #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.
     stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
     window: int = 16

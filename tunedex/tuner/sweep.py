@@ -133,9 +133,11 @@ class DeviceSweep:
             try:  # Ctrl-C may come while threads are started: the first may be at work by then
                 for each in zip(self._devices, workers, ledgers, strict=True):
                     working.append(threads.submit(work, *each))
-                done = wait(working, return_when=FIRST_EXCEPTION).done
-                for future in done:
-                    future.result()
+                pending = set(working)
+                while pending:  # in short waits: a library may have made SIGINT one that interrupts none (SA_RESTART)
+                    done, pending = wait(pending, timeout=SETTINGS.stop_poll_s, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
             except BaseException:
                 queue.stop()
                 for worker in workers:
