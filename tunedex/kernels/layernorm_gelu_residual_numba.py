@@ -33,6 +33,7 @@ class NumbaNorm(NumbaRows):
             values["gelu_math"] == "fitted",
             values["stores"] == "streaming",
             bool(values["prefetch"]),
+            int(values["vector_bits"]),
         )
         batch, rows, cols = shape(problem)
         threads, rows_per_task = int(values["threads"]), int(values["rows_per_task"])
@@ -66,13 +67,14 @@ class NumbaNorm(NumbaRows):
 
 
 @cache
-def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool, vector_bits: int) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
 
     use = primitives()
     floats, exp2, stream, flush, prefetch = use.floats, use.exp2, use.stream, use.flush, use.prefetch
+    prefer_vectors = use.vectors(vector_bits)
     f32 = np.float32
     zero, half, one = f32(0.0), f32(0.5), f32(1.0)
 
@@ -102,6 +104,7 @@ def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callab
 
     @numba.njit(fastmath=FAST_MATH)
     def row(x, weight, bias, residual, out, cols, eps):
+        prefer_vectors()
         total = zero
         for i in range(cols):
             total += x[i]

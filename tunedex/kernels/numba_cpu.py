@@ -78,10 +78,12 @@ class NumbaRows(NumbaImplementation):
         tasks = tuple(count for count in ROWS_PER_TASK if count == 1 or count <= batch * rows)
         cores = device.multiprocessors
         threads = (0, 1) if cores < 4 else (0, 1, cores // 2)
+        widths = (0, 512) if device.vector == "avx512" else (0,)
         return (
             self.math,
             Tunable("stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"),
             Tunable("prefetch", (False, True), "ask for what a later pass reads before the first pass begins"),
+            Tunable("vector_bits", widths, "bits of the vectors that loops are made of; 0 for the compiler's choice"),
             Tunable("rows_per_task", tasks, "rows of one task"),
             Tunable("threads", threads, "threads that share the tasks; 0 for one a core"),
         )
@@ -179,6 +181,20 @@ def primitives() -> SimpleNamespace:
 
         return types.float32(types.float32, types.float32), build
 
+    def vectors(width):
+        @intrinsic
+        def prefer_vectors(typing_context):
+            def build(context, builder, signature, arguments):
+                if width:
+                    attributes = builder.function.attributes
+                    attributes.add("noinline")  # inlined, it would get the caller's width
+                    set.add(attributes, f'"prefer-vector-width"="{width}"')  # llvmlite's own add knows no such pair
+                return context.get_dummy_value()
+
+            return types.void(), build
+
+        return prefer_vectors
+
     @intrinsic
     def flush(typing_context):
         def build(context, builder, signature, arguments):
@@ -220,4 +236,4 @@ def primitives() -> SimpleNamespace:
         for offset in range(0, 4 * count, _LINE_BYTES):
             prefetch_line(address + offset)
 
-    return SimpleNamespace(floats=floats, exp2=exp2, maximum=maximum, stream=stream, flush=flush, prefetch=prefetch)
+    return SimpleNamespace(floats=floats, exp2=exp2, maximum=maximum, stream=stream, flush=flush, prefetch=prefetch, vectors=vectors)

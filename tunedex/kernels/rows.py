@@ -159,6 +159,7 @@ def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
         "implementation": "numba",
         "stores": "cached",
         "prefetch": False,
+        "vector_bits": 0,
         "rows_per_task": 1,
         "threads": 0,
         **more,

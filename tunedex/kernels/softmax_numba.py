@@ -30,6 +30,7 @@ class NumbaSoftmax(NumbaRows):
             values["exp_math"] == "fitted",
             values["stores"] == "streaming",
             bool(values["prefetch"]),
+            int(values["vector_bits"]),
         )
         batch, rows, cols = shape(problem)
         threads, rows_per_task = int(values["threads"]), int(values["rows_per_task"])
@@ -44,7 +45,7 @@ class NumbaSoftmax(NumbaRows):
 
 
 @cache
-def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _softmax(by_fit: bool, streaming: bool, prefetching: bool, vector_bits: int) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
@@ -52,6 +53,7 @@ def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., 
     use = primitives()
     floats, exp2, maximum = use.floats, use.exp2, use.maximum
     stream, flush, prefetch = use.stream, use.flush, use.prefetch
+    prefer_vectors = use.vectors(vector_bits)
     f32 = np.float32
     log2_e, lowest = f32(LOG2_E), f32(-math.inf)
 
@@ -68,6 +70,7 @@ def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., 
 
     @numba.njit(fastmath=FAST_MATH)
     def row(x, out, cols):
+        prefer_vectors()
         top = lowest
         for i in range(cols):
             top = maximum(top, x[i])
