@@ -58,8 +58,9 @@ def test_linear_on_a_cpu(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", gelu.FORMS)
-@pytest.mark.parametrize("stores", ["cached", "streaming"])
-def test_norm_on_a_cpu(form: str, stores: str) -> None:
+@pytest.mark.parametrize("vector_bits", [0, 512])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_norm_on_a_cpu(form: str, vector_bits: int, prefetch: bool) -> None:
     """Weights so large that every other scaled normal form overflows, and biases that make the rest."""
     pytest.importorskip("numba")
     problem = NORM.signature.problem({"rows": 3, "cols": 40, "gelu": form, "dtype": "float32"})
@@ -71,7 +72,7 @@ def test_norm_on_a_cpu(form: str, stores: str) -> None:
     z = torch.nn.functional.layer_norm(operands["x"], (40,)) * operands["weight"] + operands["bias"]
     assert (z == math.inf).any()
     assert (z[..., ::2] == -math.inf).any()
-    values = {"gelu_math": "fitted", "stores": stores, "prefetch": False, "rows_per_task": 1, "threads": 0}
+    values = {"gelu_math": "fitted", "vector_bits": vector_bits, "prefetch": prefetch, "rows_per_task": 1, "threads": 0}
     out = torch.full((1, 3, 40), 7.0)
     NORM.implementation("numba").bind(problem, Config("numba", values), cpu())(operands, {"out": out})
     check(z.flatten(), out.flatten(), form)

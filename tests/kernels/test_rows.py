@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.host import cpu
 from tunedex.kernels import get_kernel, rows, rows_cuda, rows_triton
 from tunedex.kernels.base import InputSource
+from tunedex.tuner.sets import copied
 from tunedex.tuner.space import Space
 
 NAMES = ("layernorm_gelu_residual", "softmax")
@@ -100,6 +102,39 @@ def test_operands_are_the_problem_they_are_made_for(name: str, layout: str, dtyp
     )
     operands = kernel.operands(problem, InputSource(3, "cpu", strided=layout == "strided"))
     assert kernel.problem_of(operands, problem.attributes) == problem
+
+
+@pytest.fixture
+def uninitialised_is_nan() -> Iterator[None]:
+    """torch fills memory that nobody wrote with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("uninitialised_is_nan")
+@pytest.mark.parametrize("dtype", rows.ROW_DTYPES)
+@pytest.mark.parametrize("alignment", [4, 16])
+@pytest.mark.parametrize("name", [*NAMES, "linear_gelu"])
+def test_zeros_lie_between_strided_rows(name: str, alignment: int, dtype: str) -> None:
+    """Some operations of torch read beside a row, where a NaN would show in their result."""
+    assert torch.empty(3).isnan().all()
+    kernel = get_kernel(name)
+    sizes = {"m": 5, "n": 7, "k": 9} if name == "linear_gelu" else {"rows": 5, "cols": 9}
+    problem = kernel.signature.problem(
+        {"batch": 2, **sizes, "dtype": dtype, "layout": "strided", "alignment": alignment}
+    )
+    operands = kernel.operands(problem, InputSource(3, "cpu", strided=True))
+    for tensor in (*operands.values(), *map(copied, operands.values())):
+        whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+        assert bool(whole.isfinite().all())
+
+
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_zeros_lie_between_the_rows_of_an_input_source() -> None:
+    row = InputSource(3, "cpu", strided=True).normal((4, 9), "float32")
+    assert row.stride() == (25, 1)
+    assert bool(row.new_empty(0).set_(row.untyped_storage()).isfinite().all())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -33,21 +33,29 @@ def run(x: torch.Tensor, **values: Any) -> torch.Tensor:
     return out[0]
 
 
-@pytest.mark.parametrize("exp_math", ["fitted", "exact"])
-def test_extreme_values(exp_math: str) -> None:
+FORMS = (
+    {"exp_math": "exact"},
+    {"exp_math": "fitted"},
+    {"exp_math": "fitted", "vector_bits": 512},
+    {"exp_math": "fitted", "vector_bits": 512, "stores": "streaming"},
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_extreme_values(form: dict[str, Any]) -> None:
     inf = math.inf
     x = torch.tensor([[0.0, -inf, 1.0, -inf], [3e38, 1.0, -3e38, 3e38], [-200.0, -201.0, -300.0, -1e30]])
-    found, expected = run(x, exp_math=exp_math), torch.softmax(x, -1)
+    found, expected = run(x, **form), torch.softmax(x, -1)
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-38)
     assert found[0, 1] == 0.0
 
 
-@pytest.mark.parametrize("exp_math", ["fitted", "exact"])
-def test_rows_without_a_result(exp_math: str) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_without_a_result(form: dict[str, Any]) -> None:
     """As torch: NaN where a row holds one, holds +inf, or is -inf throughout; no other row is touched."""
     x = torch.zeros(4, 37)
     x[0, 5], x[1, 6], x[2] = math.nan, math.inf, -math.inf
-    found, expected = run(x, exp_math=exp_math), torch.softmax(x, -1)
+    found, expected = run(x, **form), torch.softmax(x, -1)
     assert torch.equal(found.isnan()[[0, 2, 3]], expected.isnan()[[0, 2, 3]])
     assert bool(found[1].isnan().any())
     assert torch.allclose(found[3], expected[3])

@@ -268,7 +268,8 @@ class InputSource:
             values[..., self._outlier_channels(shape[-1])] *= self.OUTLIER_FACTOR
         values = values.to(getattr(torch, dtype))
         if self.strided and len(shape) >= 2:
-            wide = torch.empty((*shape[:-1], shape[-1] + pitch), dtype=values.dtype, device=self.device)
+            # Zeros between the rows: some operations of torch read there, and a NaN would show in their results.
+            wide = torch.zeros((*shape[:-1], shape[-1] + pitch), dtype=values.dtype, device=self.device)
             view = wide[..., : shape[-1]]
             view.copy_(values)
             return view

@@ -370,7 +370,7 @@ class LayerNormGeluResidual(Kernel):
         dimensions=ROW_DIMENSIONS,
         operands=tuple(Operand(name, ROW_DTYPES) for name in _OPERANDS),
         attributes=(Attribute("gelu", FORMS, "erf"),),
-        defaults=(*default_rules(gelu_math="fitted"), *cpu_default_rules(gelu_math="fitted")),
+        defaults=(*default_rules(gelu_math="fitted"), *cpu_default_rules(gelu_math="fitted", prefetch=False)),
         same_dtype=_OPERANDS,
     )
     implementations: ClassVar[tuple[Implementation, ...]] = (TritonNorm(), CudaNorm(), NumbaNorm(), LibraryNorm())

@@ -1,8 +1,7 @@
 """layernorm_gelu_residual on a CPU, compiled by numba.
 
 A task is a run of rows. A row is read from memory once and passed over three times in the first-level cache: mean,
-variance, result. With streaming stores the result is made in a row buffer and copied past the caches, which saves
-reading the output's lines from memory before they are overwritten.
+variance, result. The row of the residual, which only the last pass reads, can be asked for before the first.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ class NumbaNorm(NumbaRows):
     math: ClassVar[Tunable] = Tunable(
         "gelu_math", ("exact", "fitted"), "GELU by the C library's erf or exp, or as one fitted exponential"
     )
+    memory: ClassVar[Tunable] = Tunable(
+        "prefetch", (False, True), "ask for the residual, which the last pass reads, before the first pass begins"
+    )
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
         values = config.values
         kernel = _norm(
             problem.attributes["gelu"],
             values["gelu_math"] == "fitted",
-            values["stores"] == "streaming",
             bool(values["prefetch"]),
+            int(values["vector_bits"]),
         )
         batch, rows, cols = shape(problem)
         threads, rows_per_task = int(values["threads"]), int(values["rows_per_task"])
@@ -66,13 +68,14 @@ class NumbaNorm(NumbaRows):
 
 
 @cache
-def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _norm(form: str, by_fit: bool, prefetching: bool, vector_bits: int) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
 
     use = primitives()
-    floats, exp2, stream, flush, prefetch = use.floats, use.exp2, use.stream, use.flush, use.prefetch
+    floats, exp2, prefetch = use.floats, use.exp2, use.prefetch
+    prefer_vectors = use.vectors(vector_bits)
     f32 = np.float32
     zero, half, one = f32(0.0), f32(0.5), f32(1.0)
 
@@ -102,6 +105,7 @@ def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callab
 
     @numba.njit(fastmath=FAST_MATH)
     def row(x, weight, bias, residual, out, cols, eps):
+        prefer_vectors()
         total = zero
         for i in range(cols):
             total += x[i]
@@ -118,20 +122,12 @@ def _norm(form: str, by_fit: bool, streaming: bool, prefetching: bool) -> Callab
     def norm(x, weight, bias, residual, out, total, rows, cols, x_batch, x_row, r_batch, r_row, eps, rows_per_task):
         w, b = floats(weight, cols), floats(bias, cols)
         for task in numba.prange((total + rows_per_task - 1) // rows_per_task):
-            buffer = np.empty(cols if streaming else 0, dtype=np.float32)
             for index in range(task * rows_per_task, min(total, (task + 1) * rows_per_task)):
                 item, line = index // rows, index % rows
                 source = floats(x + item * x_batch + line * x_row, cols)
                 added = floats(residual + item * r_batch + line * r_row, cols)
                 if prefetching:
                     prefetch(residual + item * r_batch + line * r_row, cols)
-                target = out + index * cols * 4
-                if streaming:
-                    row(source, w, b, added, buffer, cols, eps)
-                    stream(target, buffer, cols)
-                else:
-                    row(source, w, b, added, floats(target, cols), cols, eps)
-            if streaming:
-                flush()
+                row(source, w, b, added, floats(out + index * cols * 4, cols), cols, eps)
 
     return norm

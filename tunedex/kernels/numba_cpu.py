@@ -72,27 +72,31 @@ class NumbaRows(NumbaImplementation):
 
     #: The tunable that chooses between the C library's function (``exact``) and a ``fitted`` one.
     math: ClassVar[Tunable]
+    #: How the kernel moves rows that no cache holds; its first value is the plain way.
+    memory: ClassVar[Tunable]
 
     def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
         batch, rows, _ = shape(problem)
         tasks = tuple(count for count in ROWS_PER_TASK if count == 1 or count <= batch * rows)
         cores = device.multiprocessors
         threads = (0, 1) if cores < 4 else (0, 1, cores // 2)
+        # Compilers halve AVX-512's vectors on many CPUs, for the clock that some of those lose by whole ones.
+        widths = (0, 512) if device.vector == "avx512" else (0,)
         return (
             self.math,
-            Tunable("stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"),
-            Tunable("prefetch", (False, True), "ask for what a later pass reads before the first pass begins"),
+            Tunable("vector_bits", widths, "width of the vectors that loops become; 0 for the compiler's choice"),
+            self.memory,
             Tunable("rows_per_task", tasks, "rows of one task"),
             Tunable("threads", threads, "threads that share the tasks; 0 for one a core"),
         )
 
     def constraints(self, problem: Problem, device: Device) -> Sequence[Constraint]:
-        """What keeps the specialisations few: memory matters only once the arithmetic is vectorised."""
-        name = self.math.name
+        """What keeps the specialisations few: width and memory matter only once the arithmetic is vectorised."""
+        math, memory = self.math.name, self.memory
         return (
             Constraint(
-                f"streaming stores and prefetch go with {name}=fitted",
-                lambda v: v[name] == "fitted" or (v["stores"] == "cached" and not v["prefetch"]),
+                f"vector_bits and {memory.name} go with {math}=fitted",
+                lambda v: v[math] == "fitted" or (v["vector_bits"] == 0 and v[memory.name] == memory.values[0]),
             ),
         )
 
@@ -120,6 +124,8 @@ def primitives() -> SimpleNamespace:
     ``maximum(a, b)``  the larger float32, a NaN if either is; the only one whose reduction over a loop vectorises
     ``stream(target, source, count)``  copy an array to an address past the caches; ``flush()`` makes it visible
     ``prefetch(address, count)`` ask for that many floats to be brought into the first-level cache
+    ``vectors(bits)``  not of numba: makes ``prefer_vectors()``, whose caller's loops become vectors of that many bits;
+    0 leaves them to the compiler
     """
     import numba
     import numpy as np
@@ -179,6 +185,28 @@ def primitives() -> SimpleNamespace:
 
         return types.float32(types.float32, types.float32), build
 
+    def vectors(width):
+        @intrinsic
+        def prefer_vectors(typing_context):
+            def build(context, builder, signature, arguments):
+                if width:
+                    attributes = builder.function.attributes
+                    attributes.add("noinline")  # inlined, it would have its caller's width
+                    set.add(attributes, f'"prefer-vector-width"="{width}"')  # llvmlite's own add knows no such pair
+                return context.get_dummy_value()
+
+            return types.void(), build
+
+        return prefer_vectors
+
+    @intrinsic
+    def nearest(typing_context, value):
+        def build(context, builder, signature, arguments):
+            function = builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()])
+            return builder.call(function, arguments)
+
+        return types.float32(types.float32), build
+
     @intrinsic
     def flush(typing_context):
         def build(context, builder, signature, arguments):
@@ -196,7 +224,7 @@ def primitives() -> SimpleNamespace:
     @numba.njit(inline="always")
     def exp2(y):
         clamped = float32(-127.0) if y < float32(-127.0) else y  # a NaN stays one
-        whole = np.floor(clamped + float32(0.5))
+        whole = nearest(clamped)
         f = clamped - whole
         p = c0 + f * (c1 + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * c6)))))
         return p * bits((int32(whole) + int32(127)) << int32(23))
@@ -220,4 +248,12 @@ def primitives() -> SimpleNamespace:
         for offset in range(0, 4 * count, _LINE_BYTES):
             prefetch_line(address + offset)
 
-    return SimpleNamespace(floats=floats, exp2=exp2, maximum=maximum, stream=stream, flush=flush, prefetch=prefetch)
+    return SimpleNamespace(
+        floats=floats,
+        exp2=exp2,
+        maximum=maximum,
+        stream=stream,
+        flush=flush,
+        prefetch=prefetch,
+        vectors=vectors,
+    )

@@ -142,7 +142,8 @@ def placed(values: torch.Tensor, pitch: int, offset: int) -> torch.Tensor:
     if not offset and values.stride() == (values.shape[1] * pitch, pitch, 1):
         return values
     batch, rows, cols = values.shape
-    buffer = torch.empty(offset + batch * rows * pitch, dtype=values.dtype, device=values.device)
+    # Zeros between the rows, as in `InputSource.normal`.
+    buffer = torch.zeros(offset + batch * rows * pitch, dtype=values.dtype, device=values.device)
     view = buffer.as_strided((batch, rows, cols), (rows * pitch, pitch, 1), offset)
     return view.copy_(values)
 
@@ -157,8 +158,7 @@ def cpu_default_rules(**more: Value) -> tuple[DefaultRule, ...]:
     """numba for float32, the library for narrow rows and for the rest; ``more`` are the kernel's own tunables."""
     config: Mapping[str, Value] = {
         "implementation": "numba",
-        "stores": "cached",
-        "prefetch": False,
+        "vector_bits": 0,
         "rows_per_task": 1,
         "threads": 0,
         **more,

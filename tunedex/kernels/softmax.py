@@ -260,7 +260,7 @@ class Softmax(Kernel):
         formula="out = exp(x - max(x)) / sum(exp(x - max(x)))",
         dimensions=ROW_DIMENSIONS,
         operands=(Operand("x", ROW_DTYPES),),
-        defaults=(*default_rules(streams=1), *cpu_default_rules(exp_math="fitted")),
+        defaults=(*default_rules(streams=1), *cpu_default_rules(exp_math="fitted", stores="cached")),
     )
     implementations: ClassVar[tuple[Implementation, ...]] = (
         TritonSoftmax(),

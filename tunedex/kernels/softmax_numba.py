@@ -23,13 +23,16 @@ from tunedex.kernels.rows import pitches, shape
 
 class NumbaSoftmax(NumbaRows):
     math: ClassVar[Tunable] = Tunable("exp_math", ("exact", "fitted"), "the C library's exp, or a fitted polynomial")
+    memory: ClassVar[Tunable] = Tunable(
+        "stores", ("cached", "streaming"), "write through the caches, or past them from a row buffer"
+    )
 
     def bind(self, problem: Problem, config: Config, device: Device) -> Launch:
         values = config.values
         kernel = _softmax(
             values["exp_math"] == "fitted",
             values["stores"] == "streaming",
-            bool(values["prefetch"]),
+            int(values["vector_bits"]),
         )
         batch, rows, cols = shape(problem)
         threads, rows_per_task = int(values["threads"]), int(values["rows_per_task"])
@@ -44,14 +47,14 @@ class NumbaSoftmax(NumbaRows):
 
 
 @cache
-def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., None]:
+def _softmax(by_fit: bool, streaming: bool, vector_bits: int) -> Callable[..., None]:
     """The parallel function for one set of choices; pitches are in bytes."""
     import numba
     import numpy as np
 
     use = primitives()
-    floats, exp2, maximum = use.floats, use.exp2, use.maximum
-    stream, flush, prefetch = use.stream, use.flush, use.prefetch
+    floats, exp2, maximum, stream, flush = use.floats, use.exp2, use.maximum, use.stream, use.flush
+    prefer_vectors = use.vectors(vector_bits)
     f32 = np.float32
     log2_e, lowest = f32(LOG2_E), f32(-math.inf)
 
@@ -68,6 +71,7 @@ def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., 
 
     @numba.njit(fastmath=FAST_MATH)
     def row(x, out, cols):
+        prefer_vectors()
         top = lowest
         for i in range(cols):
             top = maximum(top, x[i])
@@ -87,8 +91,6 @@ def _softmax(by_fit: bool, streaming: bool, prefetching: bool) -> Callable[..., 
             for index in range(task * rows_per_task, min(total, (task + 1) * rows_per_task)):
                 source = x + (index // rows) * x_batch + (index % rows) * x_row
                 target = out + index * cols * 4
-                if prefetching:
-                    prefetch(source, cols)
                 if streaming:
                     row(floats(source, cols), buffer, cols)
                     stream(target, buffer, cols)

@@ -122,10 +122,11 @@ def float64_is_slow(device: Device) -> bool:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in new memory with the same strides, as far from a multiple of 16 bytes as it is itself."""
+    """``tensor`` in new memory with the same strides, as far from a multiple of 16 bytes as it is itself; zeros lie
+    between its rows."""
     start = tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
     spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = torch.empty(start + spread + 1, dtype=tensor.dtype, device=tensor.device)
+    memory = torch.zeros(start + spread + 1, dtype=tensor.dtype, device=tensor.device)
     return memory.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
 
 
