@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +42,10 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="KERNEL:NAME=VALUE,...", help="A problem instead of the preset's; may be repeated."),
     ] = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A problem file of `tuner profile`: its problems instead of the preset's."),
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Configs to try a problem; default the preset's.")] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
@@ -60,6 +65,7 @@ def sweep(
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of
+    from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
     from tunedex.tuner.search import Sampler
     from tunedex.tuner.sweep import DeviceSweep
@@ -69,14 +75,16 @@ def sweep(
         raise BadInput(f"sampler {sampler!r} is unknown; known are {', '.join(Sampler)}", field="sampler")
     chosen = preset_named(preset)
     given = problem or []
+    file = read_problems(problems) if problems else None
     default_trials = None if sampler == Sampler.BRUTE_FORCE else chosen.trials
     effort = Effort(
         trials=effort_trials or default_trials,
-        budget_s=effort_budget if effort_budget is not None else (None if given else chosen.budget_s),
+        budget_s=effort_budget if effort_budget is not None else (None if given or file else chosen.budget_s),
         sampler=Sampler(sampler),
         seed=seed,
     )
-    plans = [(found, tasks_for(found.device, names, given)) for found in detect(device)]
+    seen = file.problems if file else ()
+    plans = [(found, tasks_for(found.device, names, given, seen)) for found in detect(device)]
     command = _command()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     options |= {"sampler": sampler, "seed": seed}
@@ -86,6 +94,8 @@ def sweep(
         for found, tasks in plans:
             for line in (f"{found.device.name} ({found.device.key})", *found.notes):
                 say(line)
+            if file and file.device_key not in ("", found.device.key):
+                say(f"{problems} was made on {file.device_key}")
             with _watching() as watch:
                 swept = DeviceSweep(store, found, environment_of(found.device), effort, watch)
                 reports.append(swept.run(tasks, options))

@@ -18,6 +18,7 @@ from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Signature
+from tunedex.kernels.patterns import Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -146,6 +147,8 @@ class Kernel(ABC):
     implementations: ClassVar[tuple[Implementation, ...]]
     #: Which tuning dimensions apply, and why the others do not: ``{"streams": "...", "precision": "..."}``.
     dimensions_notes: ClassVar[Mapping[str, str]] = {}
+    #: How `tuner profile` recognises the kernel's unfused form in a program.
+    patterns: ClassVar[tuple[Pattern, ...]] = ()
 
     @property
     def name(self) -> str:
