@@ -36,12 +36,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedex.tuner.profiling.chains import Chains, Kind, Operator, Value
 
-#: Tensors whose operators run at once. A subclass that handles its operators itself is asked first, and what it runs
-#: inside is seen.
+#: Tensors whose operators run at once.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class _Sum:
+class Sum:
     """The calls of one kind of operator: how many, and of how many the time is known."""
 
     __slots__ = ("calls", "nanoseconds", "started", "timed")
@@ -65,12 +64,14 @@ class Recorder:
 
     def restart(self) -> None:
         """Begin with nothing, as in a fork, whose parent writes what was before; its CUDA context is not usable."""
-        self.lock = threading.Lock()
+        # Entered again where a signal's handler or a finaliser runs operators.
+        self.lock = threading.RLock()
         self.error = ""
-        self.sums: dict[Kind, _Sum] = {}
+        self.sums: dict[Kind, Sum] = {}
         self.chains = Chains(self.plan["kinds"], self.plan["values"])
         self.captured = 0
-        self._pending: list[tuple[_Sum, Any, Any]] = []
+        self._graphs_before = _compiled_graphs()
+        self._pending: list[tuple[Sum, Any, Any]] = []
         self._events: list[Any] = []
         self._path = self.folder / f"seen-{os.getpid()}-{time.time_ns()}.json"
         self._next_write_ns = 0
@@ -81,12 +82,12 @@ class Recorder:
             found = self.infos[function] = Operator(function, self.patterns)
         return found
 
-    def sum_of(self, kind: Kind) -> _Sum:
+    def sum_of(self, kind: Kind) -> Sum:
         found = self.sums.get(kind)
         if found is None:
             if len(self.sums) >= self.plan["kinds"]:
                 kind = _OTHERS
-            found = self.sums.setdefault(kind, _Sum())
+            found = self.sums.setdefault(kind, Sum())
         return found
 
     def fail(self, error: BaseException) -> None:
@@ -95,14 +96,26 @@ class Recorder:
 
     # Times on a CUDA device.
 
-    def event(self, device: torch.device) -> Any:
+    def before(self, kind: Kind, device: torch.device, *, capturing: bool) -> tuple[Sum, Any] | None:
+        """Count a call that is about to be made on ``device``; with an event where it is to be timed."""
+        total = self.sum_of(kind)
+        total.calls += 1
+        if capturing:
+            self.captured += 1
+        elif total.started < self.plan["timed_calls"]:
+            total.started += 1
+            return total, self._event(device)
+        return None
+
+    def after(self, begun: tuple[Sum, Any], device: torch.device) -> None:
+        """The call is made; its time is read later."""
+        self._pending.append((*begun, self._event(device)))
+
+    def _event(self, device: torch.device) -> Any:
         """An event recorded now on the current stream of ``device``."""
         event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(device))
         return event
-
-    def pend(self, total: _Sum, begin: Any, end: Any) -> None:
-        self._pending.append((total, begin, end))
 
     def _read_events(self, *, wait: bool) -> None:
         if not self._pending or torch.cuda.is_current_stream_capturing():
@@ -138,11 +151,10 @@ class Recorder:
             self.write(wait=True)
 
     def write(self, *, wait: bool = False) -> None:
-        """Write what was seen, whole or not at all; ``wait`` for a CUDA device to end what it has to do. A folder
-        that is gone is nobody's any more."""
+        """Write what was seen, whole or not at all; ``wait`` for a CUDA device to end what it has to do."""
         with suppress(RuntimeError):  # a device that an error of the program has left unusable
             self._read_events(wait=wait)
-        with suppress(OSError):
+        with suppress(Exception):  # nor is a full disk the program's affair
             beside = self._path.with_suffix(f".{threading.get_ident()}")
             beside.write_text(json.dumps(self.document()), encoding="utf-8")
             beside.replace(self._path)
@@ -179,7 +191,7 @@ class Recorder:
                 if count[0]
             ],
             "captured_calls": self.captured,
-            "compiled_graphs": _compiled_graphs(),
+            "compiled_graphs": _compiled_graphs() - self._graphs_before,
             "error": self.error,
         }
 
@@ -219,7 +231,9 @@ class _Watch(TorchDispatchMode):
         recorder, kwargs = self.recorder, kwargs or {}
         info = recorder.infos.get(func) or recorder.info(func)
         if types and not _PLAIN.issuperset(types):
-            return NotImplemented
+            # One that wraps others runs operators on them, with this mode in force, where this handler steps aside.
+            # Others, as fake tensors, only have their operators passed on.
+            return NotImplemented if any(hasattr(t, "__tensor_flatten__") for t in types) else func(*args, **kwargs)
         if info.skipped or recorder.error:
             return func(*args, **kwargs)
         tensors = [*_tensors(args), *_tensors(kwargs.values())] if kwargs else list(_tensors(args))
@@ -258,20 +272,17 @@ class _Watch(TorchDispatchMode):
         """The same on a device that runs behind: each kind is timed by events, on its first calls."""
         recorder = self.recorder
         capturing = torch.cuda.is_current_stream_capturing()
+        begun = None
         with recorder.lock:
-            total = recorder.sum_of(kind)
-            total.calls += 1
-            begin = None
-            if capturing:
-                recorder.captured += 1
-            elif total.started < recorder.plan["timed_calls"]:
-                total.started += 1
-                begin = recorder.event(device)
+            try:
+                begun = recorder.before(kind, device, capturing=capturing)
+            except Exception as error:  # noqa: BLE001 - what is wrong here is not the program's
+                recorder.fail(error)
         result = func(*args, **kwargs)
         with recorder.lock:
             try:
-                if begin is not None:
-                    recorder.pend(total, begin, recorder.event(device))
+                if begun:
+                    recorder.after(begun, device)
                 if info.places or self.values:
                     bound = info.bound(args, kwargs) if info.places else {}
                     recorder.chains.follow(self.values, info, bound, tensors, result, kind)
