@@ -66,7 +66,7 @@ class Profiling:
     ``write_share`` of the time.
     """
 
-    write_every_s: float = 2.0
+    write_every_s: float = 0.2
     write_share: float = 0.02
     #: Different operators (by name, shapes, dtypes, device) and chains that are told apart; more are counted together.
     kinds: int = 20_000

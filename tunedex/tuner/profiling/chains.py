@@ -52,7 +52,9 @@ class Operator:
 
 
 def _is_view(schema: Any) -> bool:
-    """Whether the operator writes nothing and returns memory that it was given."""
+    """Whether the operator writes nothing and returns memory that it was given; one does so and does not say so."""
+    if schema.name == "aten::_unsafe_view":
+        return True
     aliases = [returned.alias_info for returned in schema.returns]
     written = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
     return bool(aliases) and all(aliases) and not written

@@ -1,7 +1,7 @@
 """The patterns of the built-in kernels. A kernel of another package brings its own, as `Kernel.patterns`.
 
 An operator shows up as what the dispatcher runs: ``aten::linear`` under `torch.inference_mode`, and what it is made
-of everywhere else (``addmm``; ``mm`` and ``add`` where x cannot be flattened without a copy).
+of everywhere else (``addmm``; ``mm`` and ``add`` where x is not contiguous, on a copy of it where no view is flat).
 """
 
 from __future__ import annotations
@@ -11,11 +11,22 @@ from collections.abc import Mapping
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.patterns import Call, Pattern
 
+
+def _added(operand: str) -> tuple[Call, ...]:
+    """The sum of a value and ``operand``."""
+    operators = ("aten::add.Tensor", "aten::add_.Tensor")
+    return tuple(Call(name, value=("self", "other"), rest=operand, where={"alpha": 1}) for name in operators)
+
+
 _GELU = Call(
     "aten::gelu",
     value=("self",),
     attributes={"gelu": ("approximate", {"none": "erf", "tanh": "tanh"})},
 )
+_WEIGHT = {"weight": "mat2"}
+_PRODUCT = (Call("aten::mm", operands={"x": "self", **_WEIGHT}, transposed=("weight",)),)
+_PRODUCT_OF_COPY = (Call("aten::mm", value=("self",), operands=_WEIGHT, transposed=("weight",)),)
+_BIAS = _added("bias")
 _NORM_OPERANDS = {"x": "input", "weight": "weight", "bias": "bias"}
 
 BUILTIN: Mapping[str, tuple[Pattern, ...]] = {
@@ -27,10 +38,7 @@ BUILTIN: Mapping[str, tuple[Pattern, ...]] = {
                     Call("aten::layer_norm", operands=_NORM_OPERANDS),
                 ),
                 (_GELU,),
-                tuple(
-                    Call(operator, value=("self", "other"), rest="residual", where={"alpha": 1})
-                    for operator in ("aten::add.Tensor", "aten::add_.Tensor")
-                ),
+                _added("residual"),
             )
         ),
     ),
@@ -59,16 +67,8 @@ BUILTIN: Mapping[str, tuple[Pattern, ...]] = {
                 (_GELU,),
             )
         ),
-        Pattern(
-            (
-                (Call("aten::mm", operands={"x": "self", "weight": "mat2"}, transposed=("weight",)),),
-                tuple(
-                    Call(operator, value=("self", "other"), rest="bias", where={"alpha": 1})
-                    for operator in ("aten::add.Tensor", "aten::add_.Tensor")
-                ),
-                (_GELU,),
-            )
-        ),
+        Pattern((_PRODUCT, _BIAS, (_GELU,))),
+        Pattern(((Call("aten::clone", operands={"x": "self"}),), _PRODUCT_OF_COPY, _BIAS, (_GELU,))),
     ),
 }
 

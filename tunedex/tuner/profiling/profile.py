@@ -166,7 +166,9 @@ class _Process:
     def __init__(self, document: Mapping[str, Any], recording: Recording) -> None:
         self.document, self.recording = document, recording
         self.operators: Sequence[Mapping[str, Any]] = document["operators"]
-        self.devices = {name: _device(described) for name, described in document["devices"].items()}
+        #: By torch's name for it; an operator that makes a tensor from nothing tells none, and counts as the CPU's.
+        self.devices = {"": host.cpu()}
+        self.devices |= {name: _device(described) for name, described in document["devices"].items()}
         #: By the number of a chain, the problem that it is.
         self.found: dict[int, Problem] = {}
         self.faults = {f"recording ended early: {document['error']}"} if document["error"] else set[str]()
@@ -181,7 +183,7 @@ class _Process:
                 self.found[number] = problem
 
     def times(self) -> Counter[Device]:
-        """Nanoseconds by device; those of operators that made tensors from nothing go to the CPU."""
+        """Nanoseconds by device."""
         times: Counter[Device] = Counter()
         for number, operator in enumerate(self.operators):
             times[self._device_of(operator)] += self._mean_ns(number) * operator["calls"]
@@ -212,7 +214,7 @@ class _Process:
                 )
 
     def _device_of(self, operator: Mapping[str, Any]) -> Device:
-        return self.devices[operator["device"]] if operator["device"] else host.cpu()
+        return self.devices[operator["device"]]
 
     def _mean_ns(self, number: int) -> float:
         operator = self.operators[number]
