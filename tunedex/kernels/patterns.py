@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Argument = bool | int | float | str | None
+Argument = bool | int | float | str | list[int] | None
 
 
 @dataclass(frozen=True)

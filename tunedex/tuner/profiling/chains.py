@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 Kind = tuple[str, tuple[Any, ...], torch.device | None]
 
 #: How a tensor lies in memory: shape, strides, dtype, device, and its address modulo `_ALIGNMENT`.
-Geometry = tuple[tuple[int, ...], tuple[int, ...], str, str, int]
+Geometry = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int]
 _ALIGNMENT = 16
 
 #: A pattern (`tunedex.kernels.patterns.Pattern`) as a dictionary, with its ``number``.
@@ -211,7 +211,7 @@ class Chains:
         claims = [match for step in chain.matches for match in step if match.valid]
         if any(value.others for value in chain.values) or any(m.steps >= len(chain.kinds) for m in claims):
             return
-        key = (chain.pattern["number"], chain.operands, chain.attributes, tuple(result.shape), chain.kinds)
+        key = (chain.pattern["number"], chain.operands, chain.attributes, result.shape, chain.kinds)
         if key not in self.counts and len(self.counts) >= self.most:
             return
         for match in claims:
@@ -261,8 +261,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def _geometry(tensor: torch.Tensor, transposed: bool) -> Geometry:
     """Of ``tensor``, or of its transpose."""
-    shape, strides = tuple(tensor.shape), tensor.stride()
+    shape: tuple[int, ...] = tensor.shape
+    strides = tensor.stride()
     if transposed:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return shape, strides, dtype, str(tensor.device), tensor.data_ptr() % _ALIGNMENT
+    return shape, strides, tensor.dtype, tensor.device, tensor.data_ptr() % _ALIGNMENT

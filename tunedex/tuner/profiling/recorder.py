@@ -169,7 +169,7 @@ class Recorder:
                 {
                     "operator": name,
                     "shapes": [list(shape) for shape, _ in places],
-                    "dtypes": [str(dtype).removeprefix("torch.") for _, dtype in places],
+                    "dtypes": [_name(dtype) for _, dtype in places],
                     "device": str(device or ""),
                     "calls": total.calls,
                     "timed": total.timed,
@@ -180,14 +180,17 @@ class Recorder:
             "chains": [
                 {
                     "pattern": pattern,
-                    "operands": dict(operands),
+                    "operands": {
+                        name: (shape, strides, _name(dtype), str(device), address)
+                        for name, (shape, strides, dtype, device, address) in operands
+                    },
                     "attributes": dict(attributes),
-                    "shape": shape,
+                    "shape": whole,
                     "steps": [numbers.get(kind) for kind in kinds],
                     "calls": count[0],
                     "gradient_calls": count[1],
                 }
-                for (pattern, operands, attributes, shape, kinds), count in self.chains.counts.items()
+                for (pattern, operands, attributes, whole, kinds), count in self.chains.counts.items()
                 if count[0]
             ],
             "captured_calls": self.captured,
@@ -315,6 +318,10 @@ def _kind(info: Operator, tensors: Sequence[torch.Tensor]) -> Kind | None:
         return info.name, tuple([(tensor.shape, tensor.dtype) for tensor in tensors]), device
     except RuntimeError:
         return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
