@@ -39,7 +39,6 @@ from tunedex.tuner.devices import DetectedDevice, detect, environment_of
 from tunedex.tuner.report import Effort, Report, Result
 from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.tasks import preset_named, tasks_for
-from tunedex.tuner.verify import relative_error
 
 SECONDS_A_PROBLEM = 6.0
 MODES = {"compile": None, "max_autotune": "max-autotune-no-cudagraphs"}
@@ -241,16 +240,16 @@ def error_of(bench: Bench, launch: Any) -> float:
     """The larger relative L2 error against float64 over the input sets; runs the peer, so it compiles here."""
     worst = 0.0
     for made in bench.opened.inputs:
-        launch(made.operands, bench.opened.outputs)
-        for name, reference in made.references.items():
-            worst = max(worst, relative_error(launch.result[name], reference.value))
+        launch(made.operands, bench.opened.outputs.tensors)
+        for name, standard in made.standards.items():
+            worst = max(worst, standard.error(launch.result[name]))
     launch.result = None
     return worst
 
 
 def copier(moved_bytes: int, bench: Bench) -> Launch:
     """A device copy that reads and writes ``moved_bytes`` together."""
-    device = next(iter(bench.opened.outputs.values())).device
+    device = bench.opened.outputs.device
     pairs = [
         tuple(torch.randint(0, 255, (moved_bytes // 2,), dtype=torch.uint8, device=device) for _ in range(2))
         for _ in range(4)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tunedex.core.device import Device
     from tunedex.core.errors import TunedexError
     from tunedex.core.problem import Problem
+    from tunedex.core.recommend import Recommendation
     from tunedex.core.snapshot import Answer, Match
 
 __version__ = "0.1.0"
@@ -34,11 +35,13 @@ __all__ = [
     "Config",
     "Device",
     "Match",
+    "Recommendation",
     "TunedexError",
     "connect",
     "default_client",
     "lookup",
     "ops",
+    "recommend",
 ]
 
 _FROM = {
@@ -47,6 +50,7 @@ _FROM = {
     "Config": "tunedex.core.config",
     "Device": "tunedex.core.device",
     "Match": "tunedex.core.snapshot",
+    "Recommendation": "tunedex.core.recommend",
     "TunedexError": "tunedex.core.errors",
 }
 
@@ -88,6 +92,13 @@ def connect(
 def lookup(kernel: str, /, *dims: Any, device: Device | str | None = None, **parameters: Any) -> Answer:
     """The config to run ``kernel`` with on ``device``, from the `default_client`; see `Client.lookup`. Never raises."""
     return default_client(device).lookup(kernel, *dims, **parameters)
+
+
+def recommend(kernel: str, /, *dims: Any, device: Device | str | None = None, **parameters: Any) -> Recommendation:
+    """The batch to run ``kernel`` at on ``device``, for whoever may choose, and the config for it, from the
+    `default_client`; see `Client.recommend`. ``objective="throughput"`` asks for the most items a second. Never raises.
+    """
+    return default_client(device).recommend(kernel, *dims, **parameters)
 
 
 def default_client(device: Device | str | None = None) -> Client:

@@ -58,7 +58,9 @@ def problem(rows: int = 1024, **other: Any) -> Problem:
 def row(time_us: float = 10.0, *, rank: int = 0, block: int = 64, **other: Any) -> Row:
     measured: dict[str, Any] = {"error": 1e-3, "lossless": True, "output_hash": f"bits{block}", "peak_memory_bytes": 0}
     measured |= {name: other.pop(name) for name in list(other) if name in measured}
-    measurement = Measurement(time_us, time_us, time_us, 50, Policy.EAGER_COLD, **measured)
+    policy = other.pop("policy", Policy.EAGER_COLD)
+    config = other.pop("config", Config("triton", {"block": block}))
+    measurement = Measurement(time_us, time_us, time_us, 50, policy, **measured)
     values: dict[str, Any] = {
         "default_us": 15.0,
         "library_us": 20.0,
@@ -66,7 +68,7 @@ def row(time_us: float = 10.0, *, rank: int = 0, block: int = 64, **other: Any) 
         "measured_at": "2026-01-31T12:34:56Z",
     }
     values |= {"kernel_version": "v1", "environment": ENVIRONMENT.key, **other}
-    return Row(rank, Config("triton", {"block": block}), measurement, **values)
+    return Row(rank, config, measurement, **values)
 
 
 def fill(store: Store) -> None:
@@ -194,8 +196,8 @@ def scale() -> Signature:
 def publish() -> Callable[..., int]:
     """Publishes one row for a problem of the GPU, and gives the revision."""
 
-    def published(store: Store, time_us: float, *, rows: int = 1024, **other: Any) -> int:
-        return store.publish(GPU.key, {problem(rows): [row(time_us, **other)]})
+    def published(store: Store, time_us: float, *, rows: int = 1024, of: Problem | None = None, **other: Any) -> int:
+        return store.publish(GPU.key, {of or problem(rows): [row(time_us, **other)]})
 
     return published
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tunedex.api import schemas
 
 GPU_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
+RECOMMENDATION = schemas.RecommendationDocument
 
 
 class Addresses(HTMLParser):
@@ -66,7 +67,8 @@ def test_the_document_names_every_route_with_its_errors(quiet_site: Any) -> None
     paths = quiet_site.get("/openapi.json").json()["paths"]
 
     lists = {f"/v1/{name}" for name in ("devices", "kernels", "bests", "trials", "sweeps", "misses")}
-    assert set(paths) == {"/v1/lookup", "/v1/lookup:batch", "/v1/snapshot", "/healthz", "/readyz", "/metrics"} | lists
+    others = {"/v1/lookup", "/v1/lookup:batch", "/v1/recommend", "/v1/snapshot", "/healthz", "/readyz", "/metrics"}
+    assert set(paths) == lists | others
     for operations in paths.values():
         for operation in operations.values():
             assert operation["summary"]
@@ -83,6 +85,8 @@ def test_the_document_names_every_route_with_its_errors(quiet_site: Any) -> None
     [
         (f"/v1/lookup?kernel=scale_rows&device={GPU_KEY}&rows=1024&cols=256&dtype=bf16", schemas.AnswerDocument),
         (f"/v1/lookup?kernel=scale_rows&device={GPU_KEY}&rows=7&cols=256&dtype=bf16", schemas.AnswerDocument),
+        (f"/v1/recommend?kernel=scale_rows&device={GPU_KEY}&rows=1024&cols=256&dtype=bf16", RECOMMENDATION),
+        (f"/v1/recommend?kernel=scale_rows&device={GPU_KEY}&rows=7&cols=256&dtype=bf16", RECOMMENDATION),
         ("/v1/lookup?kernel=nope&device=x", schemas.ErrorSchema),
         ("/nothing", schemas.ErrorSchema),
         ("/v1/bests", schemas.ListReply),

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tunedex.core.catalog import builtin_signatures
+from tunedex.core.config import Config
 from tunedex.core.limits import Limits
+from tunedex.core.measurement import Policy
 from tunedex.core.question import read_question
 from tunedex.core.snapshot import Snapshot
 
@@ -45,6 +47,23 @@ def test_a_problem_never_tuned_is_answered_with_the_default_and_why(quiet_site: 
     assert answer["config"] == {"implementation": "triton", "block": 128}
     assert (answer["match"], answer["source"]["kind"], answer["time_us"]) == ("default", "default", None)
     assert "not tuned" in answer["reason"]
+
+
+@pytest.mark.parametrize("policy", ["eager-cold", "graph-cold"])
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("asked", ["eager", "graph"])
+def test_an_answer_tells_its_policy_and_streams_in_a_graph_are_for_who_runs_in_one(
+    site: Any, publish: Any, policy: str, streams: int, asked: str
+) -> None:
+    config = Config("triton", {"block": 64, "streams": streams})
+    publish(site.store, 5.0, rows=64, policy=Policy(policy), config=config)
+
+    answer = site.lookup(rows=64, policy=asked).json()
+
+    if (policy, streams, asked) == ("graph-cold", 2, "eager"):
+        assert (answer["match"], answer["policy"]) == ("default", None)
+    else:
+        assert (answer["match"], answer["policy"], answer["config"]) == ("exact", policy, config.to_dict())
 
 
 def test_a_fresh_database_answers_for_every_built_in_kernel(empty_site: Any) -> None:

@@ -37,6 +37,7 @@ def test_the_document(run: Any, device: str) -> None:
     for item in document["kernels"]:
         kernel = all_kernels()[item["kernel"]]
         assert item["formula"] == kernel.signature.formula
+        assert item["notes"] == kernel.dimensions_notes
         assert len(item["spaces"]) == len(kernel.quick(where)) > 0
         for space in item["spaces"]:
             named = {**space["problem"]["dims"], **space["problem"]["attributes"]}

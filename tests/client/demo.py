@@ -1,6 +1,8 @@
-"""A kernel with a dimension of each kind, and a snapshot that answers for it on an H200."""
+"""A kernel with a dimension of each kind, a snapshot that answers for it on an H200, and a value that fails in use."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
@@ -55,3 +57,12 @@ def snapshot(
 ) -> Snapshot:
     rows = (row(0, config, 10.0), row(1, SECOND, 12.0))
     return Snapshot(device, channel, revision, {"demo": DEMO}, {problem.key: problem}, {problem.key: rows})
+
+
+class Hostile:
+    """Fails in whatever way it is used."""
+
+    def _fail(self, *_: object) -> Any:
+        raise ZeroDivisionError("hostile")
+
+    __hash__ = __eq__ = __str__ = __repr__ = __index__ = __float__ = __bool__ = __len__ = _fail  # type: ignore[assignment]

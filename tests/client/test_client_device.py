@@ -13,6 +13,7 @@ import pytest
 
 from tunedex.client import device as client_device
 from tunedex.client import driver
+from tunedex.client.cache import Slot
 from tunedex.client.device import device_named, this_device
 from tunedex.core import host
 from tunedex.core.cuda import from_properties
@@ -59,25 +60,51 @@ def as_child_says(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> No
     monkeypatch.setattr(client_device, "_ask_child", lambda: json.loads(json.dumps(answer)))
 
 
-def test_the_driver_gives_the_tuners_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_child_says(monkeypatch, driver.query(Driver(H200)))
+#: A slice, whose driver names its profile or not, a virtual GPU, and a card under its name of another driver.
+PART = {**H200, "name": "NVIDIA H200 MIG 2g.35gb", "memory": 35 * 2**30, 16: 32}
+AMPERE = {**H200, 16: 108, 38: 41_943_040, 75: 8, 97: 166_912}
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        (H200, H200_KEY),
+        ({**H200, "name": "nvidia  h200 "}, H200_KEY),
+        (PART, "nvidia-sm90-32sm-l2_60m-smem_227k-mem_35g-mig-2g.35gb"),
+        ({**PART, "name": "NVIDIA H200"}, "nvidia-sm90-32sm-l2_60m-smem_227k-mem_35g"),
+        (
+            {**AMPERE, "name": "GRID A100D-20C", "memory": 20 * 2**30},
+            "nvidia-sm80-108sm-l2_40m-smem_163k-mem_20g-vgpu-a100d-20c",
+        ),
+    ],
+)
+def test_the_driver_gives_the_key_that_torch_gives_the_tuner(
+    said: dict[Any, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_child_says(monkeypatch, driver.query(Driver(said)))
     properties = types.SimpleNamespace(
-        name="NVIDIA H200",
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        total_memory=150_110_011_392,
-        L2_cache_size=62_914_560,
-        shared_memory_per_block_optin=232_448,
+        name=said["name"],
+        major=said[75],
+        minor=said[76],
+        multi_processor_count=said[16],
+        total_memory=said["memory"],
+        L2_cache_size=said[38],
+        shared_memory_per_block_optin=said[97],
     )
-    assert this_device().key == from_properties(properties).key == H200_KEY
+    assert this_device().key == from_properties(properties).key == key
     assert this_device() == from_properties(properties)
 
 
-def test_a_slice_is_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = {**H200, "name": "NVIDIA H200 MIG 2g.35gb", "memory": 35 * 2**30, 16: 32}
-    as_child_says(monkeypatch, driver.query(Driver(part)))
-    assert this_device().key == "nvidia-sm90-32sm-l2_60m-smem_227k-mem_35g-mig-2g.35gb"
+@pytest.mark.parametrize("minors", [((12, 0), (12, 1)), ((8, 6), (8, 9))])
+def test_boards_of_one_name_that_differ_in_capability_have_caches_of_their_own(
+    minors: tuple[tuple[int, int], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = set()
+    for major, minor in minors:
+        client_device._from_driver.cache_clear()
+        as_child_says(monkeypatch, driver.query(Driver({**H200, 75: major, 76: minor})))
+        paths.add(Slot("http://127.0.0.1:8421", this_device().key, "stable", None).path)
+    assert len(paths) == 2
 
 
 @pytest.mark.parametrize("cuda", [None, Driver(), Driver(cuInit=100), Driver(cuDeviceGetCount=100)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from demo import BEST, DEMO, H200, SECOND, TUNED, snapshot
+from demo import BEST, DEMO, H200, SECOND, TUNED, Hostile, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from tunedex.client.client import Client
 from tunedex.client.settings import SETTINGS
 from tunedex.core.config import Config
 from tunedex.core.errors import CannotRun
+from tunedex.core.measurement import Policy
 from tunedex.core.problem import Problem
 from tunedex.core.snapshot import Match, Snapshot
 
@@ -91,6 +92,24 @@ def test_limits_choose_among_the_rows() -> None:
     refused = client.lookup("demo", 4096, 512, dtype="bf16", max_latency_us=1.0)
     assert (refused.match, refused.config) == (Match.DEFAULT, Config("triton", {"block": 128}))
     assert "meets" in refused.reason
+
+
+@pytest.mark.parametrize("policy", [Policy.EAGER_COLD, Policy.GRAPH_COLD])
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("asked", ["eager", "graph"])
+def test_an_answer_tells_its_policy_and_streams_in_a_graph_are_for_who_runs_in_one(
+    policy: Policy, streams: int, asked: str
+) -> None:
+    config = Config("triton", {"streams": streams})
+    held = snapshot(config=config)
+    best = held.rows[TUNED.key][0]
+    best = replace(best, measurement=replace(best.measurement, policy=policy))
+    client = client_of(Shelf(replace(held, rows={TUNED.key: (best,)})))
+    answer = client.lookup("demo", 4096, 512, dtype="bf16", policy=asked)
+    if (policy, streams, asked) == (Policy.GRAPH_COLD, 2, "eager"):
+        assert (answer.match, answer.policy) == (Match.DEFAULT, None)
+    else:
+        assert (answer.match, answer.policy, answer.config) == (Match.EXACT, policy.value, config)
 
 
 def test_a_problem_that_is_not_tuned_gets_the_default_and_is_reported_as_a_miss() -> None:
@@ -210,15 +229,6 @@ def test_what_cannot_be_answered_gets_a_default_with_the_reason(
     assert reason in answer.reason
     assert answer.config == (Config("triton", {"block": 128}) if kernel == "demo" else None)
     assert client.status().misses == 0
-
-
-class Hostile:
-    """Fails in whatever way it is used."""
-
-    def _fail(self, *_: object) -> Any:
-        raise ZeroDivisionError("hostile")
-
-    __hash__ = __eq__ = __str__ = __repr__ = __index__ = __float__ = __bool__ = __len__ = _fail  # type: ignore[assignment]
 
 
 ANYTHING = st.one_of(

@@ -15,8 +15,6 @@ from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import FailureKind, Measurement, Policy
 from tunedex.core.row import MARGIN, Row, allows, beats, choose
 
-STREAMS = Config("triton", {"streams": 4})
-
 
 def test_a_row_round_trips() -> None:
     for original in (FULL_ROW, row(0)):
@@ -86,17 +84,24 @@ def test_limits_and_objectives(limits: Limits, rank: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "allowed"),
+    ("policy", "streams", "asked", "allowed"),
     [
-        (Policy.GRAPH_COLD, "graph", True),
-        (Policy.GRAPH_COLD, "eager", False),
-        (Policy.EAGER_COLD, "eager", True),
-        (Policy.EAGER_COLD, "graph", True),
+        (Policy.EAGER_COLD, 1, "eager", True),
+        (Policy.EAGER_COLD, 1, "graph", True),
+        (Policy.EAGER_COLD, 2, "eager", True),
+        (Policy.EAGER_COLD, 2, "graph", True),
+        (Policy.GRAPH_COLD, 1, "eager", True),
+        (Policy.GRAPH_COLD, 1, "graph", True),
+        (Policy.GRAPH_COLD, 2, "eager", False),
+        (Policy.GRAPH_COLD, 2, "graph", True),
     ],
 )
-def test_streams_timed_in_a_graph_serve_who_runs_in_a_graph(policy: Policy, asked: str, allowed: bool) -> None:
-    assert allows(row(0, config=STREAMS, policy=policy), Limits(policy=asked)) is allowed
-    assert allows(row(0, policy=policy), Limits(policy=asked))
+def test_streams_timed_in_a_graph_serve_who_runs_in_a_graph(
+    policy: Policy, streams: int, asked: str, allowed: bool
+) -> None:
+    one = row(0, config=Config("triton", {"streams": streams}), policy=policy)
+    assert allows(one, Limits(policy=asked)) is allowed
+    assert choose([one], Limits(policy=asked)) == (one if allowed else None)
 
 
 def test_unknown_memory_meets_no_bound() -> None:

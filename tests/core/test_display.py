@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunedex.cli.output import microseconds
-from tunedex.core.display import time_words, without_password
+from tunedex.core.device import Environment
+from tunedex.core.display import time_words, versions, without_password
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,18 @@ def test_below_a_thousand_seconds_no_figure_reaches_a_thousand_or_loses_a_digit(
 )
 def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
     assert without_password(address) == shown
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        (
+            Environment("580.1", "13.0", "2.13.0", "3.7.1", "0.61.2", "3.12"),
+            "driver 580.1, CUDA 13.0, torch 2.13.0, Triton 3.7.1, numba 0.61.2, Python 3.12",
+        ),
+        (Environment(torch="2.13.0", python="3.12"), "torch 2.13.0, Python 3.12"),
+        (Environment(), ""),
+    ],
+)
+def test_an_environment_is_its_known_versions(environment: Environment, shown: str) -> None:
+    assert versions(environment) == shown

@@ -44,6 +44,7 @@ def measurement(
     lossless: bool = True,
     memory: int | None = 0,
     policy: Policy = Policy.EAGER_COLD,
+    bits: str = "ab12",
 ) -> Measurement:
     return Measurement(
         time_us=time_us,
@@ -53,7 +54,7 @@ def measurement(
         policy=policy,
         error=error,
         lossless=lossless,
-        output_hash="ab12",
+        output_hash=bits,
         peak_memory_bytes=memory,
     )
 

@@ -101,6 +101,21 @@ def test_a_filled_database_goes_down_and_up_again(url: str, engine: Engine) -> N
         assert connection.execute(text("SELECT name FROM recipes")).scalars().all() == ["bread"]
 
 
+def test_each_earlier_version_upgrades_with_its_rows(empty_url: str, engine: Engine) -> None:
+    upgrade_database(empty_url)
+    with open_store(empty_url) as store:
+        fill(store)
+        before = store.counts()
+        trials = store.list_trials().items
+    for script in ScriptDirectory.from_config(migrate.config()).walk_revisions():
+        migrate.downgrade(engine, script.revision)
+        assert upgrade_database(empty_url)[1] is (script.revision != migrate.HEAD)
+    check(empty_url)
+    with open_store(empty_url) as store:
+        assert store.counts() == before
+        assert store.list_trials().items == trials
+
+
 def test_a_failed_upgrade_leaves_nothing_behind(
     empty_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

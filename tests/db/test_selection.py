@@ -6,14 +6,15 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
 from db_examples import DEVICE, ENVIRONMENT, VERSION, config, measurement, problem
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tunedex.core.config import Config
-from tunedex.core.limits import Limits
+from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
-from tunedex.core.row import MARGIN, Row, choose
+from tunedex.core.row import MARGIN, Row, allows, beats, choose, memory_of
 from tunedex.db.records import Stage, Trial
 from tunedex.db.selection import MAX_ROWS, select
 
@@ -93,6 +94,33 @@ def test_an_incumbent_timed_again_is_judged_by_its_new_time() -> None:
 def test_an_incumbent_that_was_not_timed_again_keeps_its_row() -> None:
     before = choice([tried(DEFAULT, 100), tried(1, 80)])
     assert choice([tried(DEFAULT, 101), tried(2, 90)], before)[0] == before[0]
+
+
+def test_an_incumbent_of_another_environment_counts_with_its_new_time() -> None:
+    before = [replace(row, environment="other") for row in choice([tried(DEFAULT, 100), tried(1, 50)])]
+    rows = choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 89)], before)
+    assert rows[0].config == config(1)
+    assert rows[0].measurement.time_us == 90
+    assert {row.environment for row in rows} == {ENVIRONMENT.key}
+    assert choice([tried(DEFAULT, 100), tried(1, 90), tried(2, 88)], before)[0].config == config(2)
+
+
+def test_an_incumbent_of_another_environment_that_was_not_timed_again_goes() -> None:
+    before = [replace(row, kernel_version="other") for row in choice([tried(DEFAULT, 100), tried(1, 50)])]
+    assert {row.config for row in choice([tried(DEFAULT, 100), tried(2, 90)], before)} == {DEFAULT, config(2)}
+
+
+def test_a_config_that_failed_when_it_was_last_tried_goes() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, 50)])
+    early = replace(searched(1, 50), created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    late = replace(searched(1, Failure(FailureKind.CRASH)), created_at=datetime(2026, 2, 1, tzinfo=UTC))
+    assert [row.config for row in choice([tried(DEFAULT, 100)], before, [early, late])] == [DEFAULT]
+    assert [row.config for row in choice([], before, [late, early])] == [DEFAULT]
+    wrong = [replace(late, config=row.config) for row in before]
+    assert choice([], before, wrong) == []
+    # What failed once and passed later is served.
+    again = replace(searched(1, 50), created_at=datetime(2026, 3, 1, tzinfo=UTC))
+    assert choice([tried(DEFAULT, 100), tried(1, 50)], before, [early, late, again])[0].config == config(1)
 
 
 def test_an_incumbent_slower_than_what_the_user_has_goes() -> None:
@@ -179,6 +207,53 @@ def test_a_time_of_the_search_does_not_outdo_the_final() -> None:
     assert [row.config for row in rows] == [config(1), DEFAULT]
 
 
+def test_a_lossy_time_of_the_search_does_not_outdo_a_lossy_config_of_the_final() -> None:
+    def lossy(time_us: float, error: float = 1e-3) -> Measurement:
+        return measurement(time_us, error=error, lossless=False)
+
+    rows = choice(
+        [tried(DEFAULT, 100), tried(1, lossy(40))], search=[searched(2, lossy(30)), searched(3, lossy(60, error=1e-4))]
+    )
+    assert [row.config for row in rows] == [DEFAULT, config(1), config(3)]
+
+
+def test_the_pareto_set_is_published_whole_and_runners_up_fill_what_is_left() -> None:
+    def front(count: int) -> list[Trial]:
+        return [tried(n, measurement(100 + n, error=1e-6 / n)) for n in range(1, count + 1)]
+
+    runners_up = [searched(100 + n, measurement(200 + n, error=1e-5)) for n in range(MAX_ROWS)]
+    small = choice(front(4), search=runners_up, default=None)
+    assert [row.config for row in small] == [config(n) for n in (1, 2, 3, 4, *range(100, 100 + MAX_ROWS - 4))]
+    large = choice(front(3 * MAX_ROWS), search=runners_up, default=None)
+    assert [row.config for row in large] == [config(n) for n in range(1, 3 * MAX_ROWS + 1)]
+
+
+def test_who_pins_bits_has_the_best_config_that_gives_them() -> None:
+    crowd = [searched(10 + n, 110 + n) for n in range(MAX_ROWS)]
+    lean = searched(4, measurement(300, bits="beef", memory=0, error=1e-5))
+    rows = choice(
+        [
+            tried(DEFAULT, measurement(100, memory=8)),
+            tried(LIBRARY, measurement(200, bits="beef", memory=8, error=1e-5)),
+        ],
+        search=[*crowd, lean],
+    )
+    assert lean.config in {row.config for row in rows}
+    pinned = choose(rows, Limits(same_bits="beef", max_memory=0))
+    assert pinned is not None
+    assert pinned.config == lean.config
+
+
+def test_the_incumbents_bits_are_still_served_when_another_is_the_best() -> None:
+    before = choice([tried(DEFAULT, 100), tried(1, measurement(90, bits="beef"))])
+    crowd = [tried(10 + n, 50 + n) for n in range(MAX_ROWS)]
+    rows = choice([tried(DEFAULT, 100), tried(1, measurement(91, bits="beef")), *crowd], before)
+    assert rows[0].config == config(10)
+    pinned = choose(rows, Limits(same_bits="beef"))
+    assert pinned is not None
+    assert (pinned.config, pinned.measurement.time_us) == (config(1), 91)
+
+
 def test_several_finals_of_one_config_count_as_their_median() -> None:
     rows = choice([tried(DEFAULT, 100), *(tried(1, time_us) for time_us in (10, 95, 96)), tried(2, 94)])
     assert rows[0].config == config(2)
@@ -257,15 +332,78 @@ def test_the_best_is_never_slower_than_default_or_library(
     now = [*known, *others]
     rows = choice(now, choice(before), search)
     best = choose(rows)
-    measured_now = {trial.config for trial in now if isinstance(trial.outcome, Measurement)}
-    compared = [
-        row
-        for row in rows
-        if row.config in measured_now and (row.config == DEFAULT or row.config.library) and choose([row])
-    ]
-    assume(best is not None and compared)  # not where what the user has failed, or was timed under another policy
+    assume(best is not None)
     assert best is not None
+    policy = best.measurement.policy
+    timed = {t.config for t in now if isinstance(t.outcome, Measurement) and t.outcome.policy is policy}
+    compared = [
+        row for row in rows if row.config in timed and (row.config == DEFAULT or row.config.library) and choose([row])
+    ]
+    assume(compared)  # not where what the user has failed, or was timed under another policy
     assert best.measurement.time_us <= min(row.measurement.time_us for row in compared)
+
+
+#: What was accepted in a final, one measurement each of many configs.
+accepted = st.lists(
+    st.tuples(
+        st.integers(1, 60),
+        st.sampled_from([1, 1, 2]),
+        st.builds(
+            measurement,
+            st.floats(50, 150),
+            error=st.sampled_from([1e-8, 3e-8, 1e-7, 3e-7, 1e-3]),
+            lossless=st.booleans(),
+            memory=st.sampled_from([None, 0, 10, 20]),
+            policy=st.just(Policy.GRAPH_COLD),
+            bits=st.sampled_from("abc"),
+        ),
+    ),
+    min_size=1,
+    max_size=40,
+    unique_by=lambda item: item[0],
+)
+asked = st.builds(
+    Limits,
+    objective=st.sampled_from(Objective),
+    max_error=st.sampled_from([None, None, 3e-8, 1e-7, 1e-2]),
+    max_latency_us=st.one_of(st.none(), st.floats(50, 150)),
+    max_memory=st.sampled_from([None, None, 0, 10]),
+    policy=st.sampled_from(["eager", "graph"]),
+)
+
+
+@MANY
+@given(accepted, searches, finals, asked, asked)
+def test_what_is_published_serves_every_caller_as_well_as_all_that_was_accepted(
+    measured: list[tuple[int, int, Measurement]],
+    search: list[Trial],
+    before: list[Trial],
+    limits: Limits,
+    earlier: Limits,
+) -> None:
+    now = [tried(Config("triton", {"block": block, "streams": streams}), m) for block, streams, m in measured]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tunedex.db.selection.MAX_ROWS", 3)  # cuts wherever something may be cut
+        rows = choice(now, choice(before), search)
+    final = [
+        Row(0, trial.config, trial.outcome, VERSION, ENVIRONMENT.key)
+        for trial in now
+        if isinstance(trial.outcome, Measurement)
+    ]
+    answered = choose(rows, earlier)
+    for bits in (None, answered.measurement.output_hash if answered else None):  # who has an answer can pin its bits
+        limits = replace(limits, same_bits=bits)
+        allowed = [row for row in final if allows(row, limits)]
+        if not allowed:
+            continue
+        chosen = choose(rows, limits)
+        assert chosen is not None
+        if limits.objective is Objective.ERROR:
+            assert chosen.measurement.error <= min(row.measurement.error for row in allowed)
+        elif limits.objective is Objective.MEMORY:
+            assert memory_of(chosen) <= min(map(memory_of, allowed))
+        else:
+            assert not beats(min(row.measurement.time_us for row in allowed), chosen.measurement.time_us)
 
 
 @MANY

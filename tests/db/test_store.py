@@ -49,6 +49,7 @@ def test_a_trial_comes_back_as_it_was(store: Store) -> None:
         clock_mhz=1980,
         temperature_c=41,
         throttle="power",
+        contended=True,
         max_error=1e-3,
         created_at=datetime(2026, 1, 31, 12, 0, 0, 123456, UTC),
     )
@@ -168,8 +169,8 @@ def test_a_sweep_says_how_it_ended(store: Store) -> None:
 def test_ceilings_are_of_a_device_in_an_environment(store: Store) -> None:
     assert store.ceilings(DEVICE.key, ENVIRONMENT.key) is None
     store.put_ceilings(DEVICE.key, ENVIRONMENT.key, Ceilings(4e12, {"bfloat16": 8e14}))
-    store.put_ceilings(DEVICE.key, ENVIRONMENT.key, Ceilings(4.1e12, {"bfloat16": 8e14, "tf32": 4e14}))
-    assert store.ceilings(DEVICE.key, ENVIRONMENT.key) == Ceilings(4.1e12, {"bfloat16": 8e14, "tf32": 4e14})
+    store.put_ceilings(DEVICE.key, ENVIRONMENT.key, Ceilings(4.1e12, {"bfloat16": 8e14, "tf32": 4e14}, 9e12))
+    assert store.ceilings(DEVICE.key, ENVIRONMENT.key) == Ceilings(4.1e12, {"bfloat16": 8e14, "tf32": 4e14}, 9e12)
     assert store.ceilings(OTHER.key, ENVIRONMENT.key) is None
 
 

@@ -20,7 +20,7 @@ from tunedex.kernels.base import InputSource
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.devices import detect, environment_of, sample
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 #: Rounding of one result, and what sums in another order may add, by dtype: relative to the reference's scale.
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}

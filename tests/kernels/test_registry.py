@@ -65,6 +65,13 @@ def test_operands_of_different_dtypes_are_refused(name: str) -> None:
     assert signature.problem({**dims, **each}) == signature.problem({**dims, "dtype": "bfloat16"})
 
 
+@pytest.mark.parametrize("kernel", all_kernels().values(), ids=lambda kernel: kernel.name)
+def test_a_kernel_says_of_each_dimension_of_the_card_whether_it_applies(kernel: Kernel) -> None:
+    notes = kernel.dimensions_notes
+    assert set(notes) == {"batch", "streams", "precision", "dtypes"}
+    assert all(len(note.split()) > 3 for note in notes.values())
+
+
 @pytest.mark.parametrize("name", ["layernorm_gelu_residual", "softmax", "linear_gelu"])
 class TestEveryKernel:
     def test_its_signature_survives_json(self, name: str) -> None:
@@ -82,11 +89,6 @@ class TestEveryKernel:
         assert all(kernel.implementation(n).name == n for n in names)
         with pytest.raises(KeyError, match="has no implementation abacus"):
             kernel.implementation("abacus")
-
-    def test_it_says_which_tuning_dimensions_apply(self, name: str) -> None:
-        notes = get_kernel(name).dimensions_notes
-        assert {"batch", "streams", "precision"} <= set(notes)
-        assert all(notes.values())
 
     @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
     def test_its_quick_problems_are_problems(self, name: str, device: Device) -> None:

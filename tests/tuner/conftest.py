@@ -1,4 +1,4 @@
-"""The planted kernel, found the way any third party's is: by an installed package's entry point."""
+"""The planted kernels, found the way any third party's is: by an installed package's entry point."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ PLANTED = Path(__file__).parent / "planted"
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """The kernel ``planted``, in this process and in those it starts."""
+    """The kernel ``planted``, and ``faults`` beside it, in this process and in those it starts."""
     monkeypatch.syspath_prepend(str(PLANTED))
     monkeypatch.setenv("PYTHONPATH", str(PLANTED))
     all_kernels.cache_clear()
     yield all_kernels()["planted"]
     all_kernels.cache_clear()
-    sys.modules.pop("planted", None)
+    for name in ("planted", "planted_faults", "planted_triton"):
+        sys.modules.pop(name, None)

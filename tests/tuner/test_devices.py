@@ -1,150 +1,62 @@
-"""Devices of hosts that are not here: recorded numbers behind a torch and an NVML that answer like the real ones."""
+"""Devices of hosts that are not here, as `detect` finds them."""
 
 from __future__ import annotations
 
 import types
-import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml import (
+    A100,
+    FUNCTIONS,
+    H100,
+    H200,
+    NOT_SUPPORTED,
+    SLICE,
+    UNKNOWN,
+    VERSION_MISMATCH,
+    FakeNvmlError,
+    board,
+    fake_nvml,
+    fake_torch,
+    find,
+    full_board,
+    part_of_h100,
+    properties,
+    visible,
+)
 
 from tunedex.core import host
-from tunedex.core.device import GIB, MIB
+from tunedex.core.config import Config
+from tunedex.core.cuda import from_properties
+from tunedex.core.device import GIB, MIB, Device, Environment
 from tunedex.core.errors import BadInput, CannotRun, DeviceError
-from tunedex.tuner import devices, nvml
-from tunedex.tuner.devices import detect, environment_of
-from tunedex.tuner.nvml import Nvml, Sample, open_nvml
+from tunedex.core.measurement import Measurement, Policy
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+from tunedex.core.snapshot import Match
+from tunedex.db import Store, open_store
+from tunedex.kernels.registry import get_kernel
+from tunedex.tuner import nvml
+from tunedex.tuner.devices import detect, environment_of, steady
+from tunedex.tuner.nvml import Sample, bare_uuid, open_nvml
 
-H200 = "11111111-2222-3333-4444-555555555555"
-A100 = "aaaaaaaa-2222-3333-4444-555555555555"
-SLICE = "99999999-2222-3333-4444-555555555555"
-
-
-class FakeNvmlError(Exception):
-    """As pynvml's: the return code stands in ``value``."""
-
-    def __init__(self, value: int, text: str) -> None:
-        super().__init__(text)
-        self.value = value
-
-
-NOT_FOUND = FakeNvmlError(6, "Not Found")
-NOT_SUPPORTED = FakeNvmlError(3, "Not Supported")
-
-
-def fake_nvml(*cards: dict[str, Any], init: Exception | None = None, lacks: tuple[str, ...] = ()) -> Any:
-    """A module like pynvml over ``cards``; a card's missing field is not supported, handles are the dicts."""
-    everything = [*cards, *(part for card in cards for part in card.get("slices", ()))]
-
-    def initialise() -> None:
-        if init:
-            raise init
-
-    def field(name: str) -> Any:
-        def read(handle: dict[str, Any], *_: Any) -> Any:
-            if name not in handle:
-                raise NOT_SUPPORTED
-            return handle[name]
-
-        return read
-
-    def by_uuid(uuid: str) -> Any:
-        found = [item for item in everything if item["uuid"] == uuid]
-        if not found:
-            raise NOT_FOUND
-        return found[0]
-
-    def slice_of(handle: dict[str, Any], index: int) -> Any:
-        parts = handle.get("slices", ())
-        if index >= len(parts):
-            raise NOT_FOUND
-        return parts[index]
-
-    module = types.SimpleNamespace(
-        NVMLError=FakeNvmlError,
-        nvmlInit=initialise,
-        nvmlSystemGetDriverVersion=lambda: "580.95.05",
-        nvmlDeviceGetCount=lambda: len(cards),
-        nvmlDeviceGetHandleByIndex=lambda index: cards[index],
-        nvmlDeviceGetHandleByUUID=by_uuid,
-        nvmlDeviceGetUUID=field("uuid"),
-        nvmlDeviceGetName=field("name"),
-        nvmlDeviceGetPciInfo=lambda handle: types.SimpleNamespace(busId=handle["pci"], pciDeviceId=0x233510DE),
-        nvmlDeviceGetEnforcedPowerLimit=field("power_mw"),
-        nvmlDeviceGetMaxClockInfo=field("max_clock"),
-        nvmlDeviceGetMemoryBusWidth=field("bus"),
-        nvmlDeviceGetEccMode=field("ecc"),
-        nvmlDeviceGetMigMode=field("mig"),
-        nvmlDeviceGetMaxMigDeviceCount=lambda handle: 7,
-        nvmlDeviceGetMigDeviceHandleByIndex=slice_of,
-        nvmlDeviceGetAttributes=field("counts"),
-        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda part: next(c for c in cards if part in c.get("slices", ())),
-        nvmlDeviceGetVirtualizationMode=field("virtualization"),
-        nvmlDeviceGetClockInfo=field("clock"),
-        nvmlDeviceGetTemperature=field("temperature"),
-        nvmlDeviceGetCurrentClocksEventReasons=field("reasons"),
-    )
-    for name in lacks:
-        delattr(module, name)
-    return module
-
-
-def board(uuid: str, name: str, pci: str = "00000000:1B:00.0", **fields: Any) -> dict[str, Any]:
-    return {"uuid": f"GPU-{uuid}", "name": name, "pci": pci, **fields}
-
-
-def properties(name: str, uuid: str = H200, **changes: Any) -> Any:
-    """What torch reports of an H200, with ``changes``."""
-    values = {
-        "name": name,
-        "major": 9,
-        "minor": 0,
-        "multi_processor_count": 132,
-        "total_memory": 150_110_011_392,
-        "L2_cache_size": 62_914_560,
-        "shared_memory_per_block_optin": 232_448,
-        "uuid": uuid,
-        "pci_domain_id": 0,
-        "pci_bus_id": 0x1B,
-        "pci_device_id": 0,
-    }
-    return types.SimpleNamespace(**{**values, **changes})
-
-
-def fake_torch(*visible: Any, cuda: str | None = "13.0", warns: str = "", raises: Exception | None = None) -> Any:
-    def get(index: int) -> Any:
-        if raises:
-            raise raises
-        return visible[index]
-
-    def available() -> bool:
-        if warns:
-            warnings.warn(warns, UserWarning, stacklevel=2)
-        return bool(visible)
-
-    return types.SimpleNamespace(
-        __version__="2.13.0",
-        version=types.SimpleNamespace(cuda=cuda),
-        cuda=types.SimpleNamespace(
-            is_available=available, device_count=lambda: len(visible), get_device_properties=get
-        ),
-    )
-
-
-def find(selector: str, torch: Any, module: Any) -> list[devices.DetectedDevice]:
-    return detect(selector, torch=torch, nvml=lambda: open_nvml(module))
+H200_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
+H100_KEY = "nvidia-sm90-132sm-l2_50m-smem_227k-mem_80g"
+SLICE_KEY = "nvidia-sm90-32sm-l2_12m-smem_227k-mem_20g-mig-2g.20gb"
+OLD_SLICE = f"MIG-GPU-{H100}/5/0"
 
 
 def test_an_h200_is_known_by_its_silicon_and_described_by_nvml() -> None:
-    module = fake_nvml(board(H200, "NVIDIA H200", power_mw=700_000, max_clock=1980, bus=6144, ecc=[1, 1], mig=[0, 0]))
-    (found,) = find("auto", fake_torch(properties("NVIDIA H200")), module)
-    assert found.device.key == "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
+    (found,) = find("auto", fake_torch(properties("NVIDIA H200")), fake_nvml(full_board()))
+    assert found.device.key == H200_KEY
     assert found.device.family == "hopper"
     assert (found.index, found.uuid, found.selector, found.notes) == (0, f"GPU-{H200}", "cuda:0", ())
     assert found.device.attributes == {
         "power_limit_w": 700,
         "max_clock_mhz": 1980,
-        "max_memory_clock_mhz": 1980,
+        "max_memory_clock_mhz": 3201,
         "memory_bus_bits": 6144,
         "ecc": True,
         "pci_device_id": "233510de",
@@ -152,59 +64,144 @@ def test_an_h200_is_known_by_its_silicon_and_described_by_nvml() -> None:
     }
 
 
-def test_torch_and_nvml_are_joined_by_uuid_whatever_their_order() -> None:
-    module = fake_nvml(
-        board(A100, "NVIDIA A100", "00000000:10:00.0", power_mw=400_000),
-        board(H200, "NVIDIA H200", "00000000:1B:00.0", power_mw=700_000),
-    )
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        ("0,1", [("NVIDIA H200", 700), ("NVIDIA A100", 400)]),
+        ("1", [("NVIDIA A100", 400)]),
+        ("1,0", [("NVIDIA A100", 400), ("NVIDIA H200", 700)]),
+        (f"GPU-{A100}", [("NVIDIA A100", 400)]),
+        ("GPU-1111", [("NVIDIA H200", 700)]),
+        ("0,-1,1", [("NVIDIA H200", 700)]),
+    ],
+)
+def test_torch_and_nvml_are_joined_by_uuid_whatever_the_order_and_the_mask(
+    mask: str, shown: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    module = fake_nvml(board(A100, "NVIDIA A100", power_mw=400_000), board(H200, "NVIDIA H200", power_mw=700_000))
     a100 = properties("NVIDIA A100", A100, major=8, multi_processor_count=108)
-    both = find("cuda", fake_torch(properties("NVIDIA H200"), a100), module)
-    assert [(d.device.name, d.device.attributes["power_limit_w"]) for d in both] == [
-        ("NVIDIA H200", 700),
-        ("NVIDIA A100", 400),
-    ]
-    (masked,) = find("cuda:0", fake_torch(properties("NVIDIA H200")), module)
-    assert masked.device.attributes["power_limit_w"] == 700
+    found = find("cuda", fake_torch(*visible(mask, properties("NVIDIA H200"), a100)), module)
+    assert [(d.device.name, d.device.attributes["power_limit_w"]) for d in found] == shown
+    assert [d.uuid for d in found] == [f"GPU-{A100 if name.endswith('A100') else H200}" for name, _ in shown]
 
 
 def test_without_a_uuid_the_pci_address_joins() -> None:
-    module = fake_nvml(
-        board(A100, "NVIDIA A100", "00000000:10:00.0", power_mw=400_000),
-        board(H200, "NVIDIA H200", "00000000:1B:00.0", power_mw=700_000),
-    )
+    module = fake_nvml(board(A100, "NVIDIA A100"), board(H200, "NVIDIA H200"))
     old = properties("NVIDIA H200")
     del old.uuid
     (found,) = find("auto", fake_torch(old), module)
     assert found.uuid == f"GPU-{H200}"
 
 
-def test_a_mig_slice_is_never_the_whole_card() -> None:
-    part = {"uuid": f"MIG-{SLICE}", "name": "NVIDIA H200 MIG 2g.35gb"}
-    module = fake_nvml(board(H200, "NVIDIA H200", mig=[1, 1], power_mw=700_000, slices=[part]))
-    own = properties("NVIDIA H200 MIG 2g.35gb", SLICE, multi_processor_count=32, total_memory=35 * GIB)
-    (found,) = find("auto", fake_torch(own), module)
-    assert found.device.key == "nvidia-sm90-32sm-l2_60m-smem_227k-mem_35g-mig-2g.35gb"
-    assert found.uuid == f"MIG-{SLICE}"
+def sliced_h100(*uuids: str) -> dict[str, Any]:
+    """An H100 in MIG mode whose slices are 2g.20gb, but for the first, which is 3g.40gb."""
+    sizes = ["3g.40gb", *["2g.20gb"] * len(uuids)]
+    slices = [
+        {"uuid": uuid, "name": f"NVIDIA H100 80GB HBM3 MIG {size}"} for uuid, size in zip(uuids, sizes, strict=False)
+    ]
+    return board(H100, "NVIDIA H100 80GB HBM3", mig=[1, 1], power_mw=700_000, energy_mj=1, slices=slices)
+
+
+@pytest.mark.parametrize(
+    ("mask", "own"),
+    [
+        ("0", part_of_h100()),
+        (f"GPU-{H100}", part_of_h100(identifier=f"GPU-{H100}")),
+        (f"MIG-{SLICE}", part_of_h100()),
+        # Older drivers name a slice by its card and its place, and CUDA gives it the UUID of its card.
+        (OLD_SLICE, part_of_h100(H100, identifier=OLD_SLICE)),
+    ],
+)
+def test_a_mig_slice_is_known_by_its_own_limits_however_the_mask_names_it(
+    mask: str, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    uuid = OLD_SLICE if mask == OLD_SLICE else f"MIG-{SLICE}"
+    other = f"MIG-GPU-{H100}/3/0" if mask == OLD_SLICE else f"MIG-{A100}"
+    module = fake_nvml(board(H200, "NVIDIA H200", power_mw=600_000), sliced_h100(other, uuid))
+    (found,) = find("auto", fake_torch(*visible(mask, own)), module)
+    assert found.device.key == SLICE_KEY
+    assert found.uuid == found.device.attributes["uuid"] == uuid
     assert found.device.attributes["power_limit_w"] == 700
+
+
+def test_of_two_like_slices_the_mask_tells_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"MIG-GPU-{H100}/{place}/0" for place in (3, 5, 6)]
+    own = part_of_h100(H100, identifier=names[2])
+    module = fake_nvml(sliced_h100(*names))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names[2])
+    assert find("auto", fake_torch(own), module)[0].uuid == names[2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert find("auto", fake_torch(own), module)[0].uuid == f"MIG-{H100}"
+
+
+def h100(**changes: Any) -> Any:
+    """What torch reports of a whole H100 SXM."""
+    values = {"name": "NVIDIA H100 80GB HBM3", "total_memory": 80 * GIB, "L2_cache_size": 52_428_800, **changes}
+    return properties(values.pop("name"), H100, **values)
+
+
+@pytest.mark.parametrize(
+    ("own", "seen"),
+    [
+        (part_of_h100(), sliced_h100(f"MIG-{SLICE}")),
+        (h100(name="NVIDIA H100 PCIe", multi_processor_count=114), board(H100, "NVIDIA H100 PCIe")),
+    ],
+    ids=["slice", "PCIe"],
+)
+def test_an_answer_of_the_whole_card_is_exact_for_no_other_device(
+    own: Any, seen: dict[str, Any], tmp_path: Path
+) -> None:
+    (card,) = find("auto", fake_torch(h100()), fake_nvml(board(H100, "NVIDIA H100 80GB HBM3")))
+    (other,) = find("auto", fake_torch(own), fake_nvml(seen))
+    assert (card.device.key, card.device.family) == (H100_KEY, other.device.family)
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        problem = tune(store, card.device)
+        store.register_device(other.device)
+        assert store.snapshot(card.device.key).answer(problem).match is Match.EXACT
+        assert store.snapshot(other.device.key).answer(problem).match is not Match.EXACT
+        assert [line.problems for line in store.devices() if line.device.key == other.device.key] == [0]
+
+
+COUNTS = types.SimpleNamespace(gpuInstanceSliceCount=2, memorySizeMB=20480)
 
 
 @pytest.mark.parametrize(
     ("slices", "profile"),
     [
-        (
-            [{"uuid": f"MIG-{SLICE}", "counts": types.SimpleNamespace(gpuInstanceSliceCount=2, memorySizeMB=35840)}],
-            "mig-2g.35gb",
-        ),
+        ([{"uuid": f"MIG-{SLICE}", "counts": COUNTS}], "mig-2g.20gb"),
         ([{"uuid": f"MIG-{SLICE}"}], "mig-unknown"),
-        ([], "mig-unknown"),
+        ([], None),
     ],
 )
-def test_a_slice_whose_name_does_not_say_so_is_still_a_slice(slices: list[dict[str, Any]], profile: str) -> None:
-    module = fake_nvml(board(H200, "NVIDIA H200", mig=[1, 1], slices=slices))
-    own = properties("NVIDIA H200", SLICE, multi_processor_count=32, total_memory=35 * GIB)
+def test_a_slice_whose_name_does_not_say_so_is_told_by_its_counts(
+    slices: list[dict[str, Any]], profile: str | None
+) -> None:
+    module = fake_nvml(board(H100, "NVIDIA H100 80GB HBM3", mig=[1, 1], slices=slices))
+    own = part_of_h100(name="NVIDIA H100 80GB HBM3")
     (found,) = find("auto", fake_torch(own), module)
-    assert found.device.profile == profile
-    assert found.device.key.endswith(profile)
+    assert found.device.key == "nvidia-sm90-32sm-l2_12m-smem_227k-mem_20g"
+    assert found.uuid == f"MIG-{SLICE}"
+    assert found.device.attributes.get("nvml_profile") == profile
+
+
+@pytest.mark.parametrize(
+    ("seen", "own"),
+    [
+        (board(H200, "NVIDIA H200"), properties("NVIDIA H200")),
+        (sliced_h100(f"MIG-{SLICE}"), part_of_h100()),
+        (board(H100, "NVIDIA H100 80GB HBM3", mig=[1, 1]), part_of_h100(name="NVIDIA H100 80GB HBM3")),
+        (board(A100, "NVIDIA A100", virtualization=2), properties("NVIDIA A100", A100, major=8)),
+        (board(A100, "GRID A100D-20C"), properties("GRID A100D-20C", A100, major=8, total_memory=20 * GIB)),
+    ],
+    ids=["card", "slice", "slice without a name", "virtual without a name", "virtual"],
+)
+def test_nvml_takes_no_part_in_a_key_since_clients_have_none(seen: dict[str, Any], own: Any) -> None:
+    (with_nvml,) = find("auto", fake_torch(own), fake_nvml(seen))
+    (without,) = detect("auto", torch=fake_torch(own), nvml=lambda: None)
+    assert with_nvml.device.key == without.device.key == from_properties(own).key
+    assert bare_uuid(with_nvml.uuid) == bare_uuid(without.uuid)
 
 
 @pytest.mark.parametrize("name", ["GRID A100D-20C", "NVIDIA A100D-20C"])
@@ -213,15 +210,16 @@ def test_a_vgpu_is_its_own_kind_and_says_that_timings_are_shared(name: str) -> N
     shared = properties(name, A100, major=8, multi_processor_count=108, total_memory=20 * GIB)
     (found,) = find("auto", fake_torch(shared), module)
     assert found.device.family == "ampere"
-    assert found.device.key.endswith("-vgpu-a100d-20c")
+    assert found.device.key == "nvidia-sm80-108sm-l2_60m-smem_227k-mem_20g-vgpu-a100d-20c"
     assert found.device.attributes["virtual"] is True
     assert "timings may be disturbed" in found.notes[0]
 
 
-def test_a_vgpu_that_only_nvml_knows_is_not_merged_with_the_bare_card() -> None:
+def test_a_vgpu_that_only_nvml_knows_is_flagged() -> None:
     module = fake_nvml(board(A100, "NVIDIA A100", virtualization=2))
     (found,) = find("auto", fake_torch(properties("NVIDIA A100", A100)), module)
-    assert found.device.key.endswith("-vgpu-unknown")
+    assert found.device.attributes["virtual"] is True
+    assert "timings may be disturbed" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +239,51 @@ def test_names_and_reserves_do_not_split_a_device(first: dict[str, Any], second:
     assert len(keys) == 1
 
 
-@pytest.mark.parametrize("change", [{"multi_processor_count": 114}, {"minor": 1}, {"total_memory": 80 * GIB}])
+def test_a_max_q_is_the_same_device_with_its_own_power_limit() -> None:
+    found = []
+    for name, power_w, mib in (("Workstation", 600, 97_887), ("Max-Q Workstation", 300, 97_877)):
+        title = f"NVIDIA RTX PRO 6000 Blackwell {name} Edition"
+        own = properties(title, major=12, multi_processor_count=188, total_memory=mib * MIB)
+        found += find("auto", fake_torch(own), fake_nvml(board(H200, title, power_mw=power_w * 1000)))
+    assert found[0].device.key == found[1].device.key
+    assert [each.device.attributes["power_limit_w"] for each in found] == [600, 300]
+
+
+def test_a_name_that_changes_with_the_driver_leaves_one_device_and_its_rows(tmp_path: Path) -> None:
+    turing = {"major": 7, "minor": 5, "multi_processor_count": 40, "total_memory": 15 * GIB}
+    old, new = (
+        find("auto", fake_torch(properties(name, **turing)), fake_nvml(board(H200, name)))[0].device
+        for name in ("Tesla T4", "NVIDIA T4 ")
+    )
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        problem = tune(store, old)
+        store.register_device(new)
+        (line,) = store.devices()
+        assert line.device.name == "NVIDIA T4"
+        assert store.snapshot(new.key).answer(problem).match is Match.EXACT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"multi_processor_count": 114},
+        {"minor": 1},
+        {"total_memory": 80 * GIB},
+        {"L2_cache_size": 48 * MIB},
+        {"shared_memory_per_block_optin": 101_376},
+    ],
+)
 def test_unlike_silicon_under_one_name_differs(change: dict[str, Any]) -> None:
     plain, other = (find("auto", fake_torch(properties("GPU", **c)), fake_nvml())[0] for c in ({}, change))
     assert plain.device.key != other.device.key
+
+
+def test_a_laptop_is_not_the_desktop_card_of_its_name() -> None:
+    ada = {"major": 8, "minor": 9, "shared_memory_per_block_optin": 101_376}
+    desktop = properties("NVIDIA GeForce RTX 4090", **ada, multi_processor_count=128, total_memory=24 * GIB)
+    laptop = properties("NVIDIA GeForce RTX 4090 Laptop GPU", **ada, multi_processor_count=76, total_memory=16 * GIB)
+    keys = {find("auto", fake_torch(own), fake_nvml())[0].device.key for own in (desktop, laptop)}
+    assert len(keys) == 2
 
 
 def test_an_architecture_to_come_is_named_by_its_compute_capability() -> None:
@@ -252,10 +291,28 @@ def test_an_architecture_to_come_is_named_by_its_compute_capability() -> None:
     assert found.device.family == "sm130"
 
 
-def test_every_nvml_field_may_be_missing() -> None:
-    (found,) = find("auto", fake_torch(properties("NVIDIA H200")), fake_nvml(board(H200, "NVIDIA H200")))
-    assert found.device.key == "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
-    assert set(found.device.attributes) == {"pci_device_id", "uuid"}
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("how", ["missing", NOT_SUPPORTED, UNKNOWN, AttributeError("no such symbol")], ids=str)
+def test_a_function_that_nvml_lacks_or_refuses_changes_no_key(function: str, how: Any) -> None:
+    nvml._log_lack.cache_clear()
+    broken = {"lacks": (function,)} if how == "missing" else {"fails": {function: how}}
+    for cards, own, key, uuid in (
+        ([full_board()], properties("NVIDIA H200"), H200_KEY, f"GPU-{H200}"),
+        ([sliced_h100(f"MIG-{A100}", f"MIG-{SLICE}")], part_of_h100(), SLICE_KEY, f"MIG-{SLICE}"),
+    ):
+        (found,) = find("auto", fake_torch(own), fake_nvml(*cards, **broken))
+        assert (found.device.key, found.uuid) == (key, uuid)
+
+
+def test_without_nvml_newer_versions_of_torch_tell_the_clocks() -> None:
+    own = properties("NVIDIA H200", clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=6144)
+    (found,) = detect("auto", torch=fake_torch(own), nvml=lambda: None)
+    assert found.device.attributes == {
+        "max_clock_mhz": 1980,
+        "max_memory_clock_mhz": 3201,
+        "memory_bus_bits": 6144,
+        "uuid": f"GPU-{H200}",
+    }
 
 
 def test_a_foreign_pynvml_is_tolerated_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,9 +331,22 @@ def test_a_foreign_pynvml_is_tolerated_with_one_line(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("selector", ["auto", "all", "cuda", "cuda:0"])
 def test_a_broken_nvml_is_an_error_and_never_no_gpu(selector: str) -> None:
-    broken = fake_nvml(init=FakeNvmlError(18, "Driver/library version mismatch"))
-    with pytest.raises(DeviceError, match="Driver/library version mismatch"):
-        find(selector, fake_torch(), broken)
+    with pytest.raises(DeviceError, match="NVML says RM has detected an NVML/RM version mismatch"):
+        find(selector, fake_torch(), fake_nvml(init=VERSION_MISMATCH))
+
+
+def test_an_nvml_that_does_not_count_is_not_no_gpu() -> None:
+    with pytest.raises(DeviceError, match="a GPU is here but torch cannot use it"):
+        find("auto", fake_torch(), fake_nvml(fails={"nvmlDeviceGetCount": UNKNOWN}))
+    assert find("auto", fake_torch(), fake_nvml())[0].selector == "cpu"
+
+
+def test_a_cuda_that_does_not_start_is_not_no_gpu_where_there_is_no_nvml() -> None:
+    torch = fake_torch(warns="CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 803: mismatch")
+    with pytest.raises(DeviceError, match=r"CUDA does not answer: .*Error 803: mismatch; `--device cpu`"):
+        detect("auto", torch=torch, nvml=lambda: None)
+    other = fake_torch(warns="something else is deprecated")
+    assert detect("auto", torch=other, nvml=lambda: None)[0].selector == "cpu"
 
 
 @pytest.mark.parametrize("code", [9, 12])
@@ -299,16 +369,21 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(torch: Any, words: str, monkeyp
         find("auto", torch, fake_nvml(board(H200, "NVIDIA H200")))
 
 
-@pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
+@pytest.mark.parametrize("mask", ["", "-1", "-1,0", "none", "NoDevFiles"])
 def test_a_gpu_hidden_on_purpose_is_no_gpu(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
     assert find("auto", fake_torch(), fake_nvml(board(H200, "NVIDIA H200")))[0].selector == "cpu"
 
 
-def test_a_mask_that_names_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=7 names no device"):
-        find("auto", fake_torch(), fake_nvml(board(H200, "NVIDIA H200")))
+@pytest.mark.parametrize("mask", ["7", "GPU-", "GPU-77777777", f"MIG-{SLICE}", "x"])
+def test_a_mask_that_names_nothing_is_an_error_that_says_what_there_is(
+    mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    cards = properties("NVIDIA H200"), properties("NVIDIA H100 80GB HBM3", H100)
+    module = fake_nvml(board(H200, "NVIDIA H200"), board(H100, "NVIDIA H100 80GB HBM3"))
+    with pytest.raises(DeviceError, match=f"{mask} names no device of this host, which has GPU-{H200}, GPU-{H100};"):
+        find("auto", fake_torch(*visible(mask, *cards)), module)
 
 
 def test_a_device_that_does_not_answer_is_an_error() -> None:
@@ -341,20 +416,25 @@ def test_the_cpu_asks_no_driver() -> None:
     assert find("cpu", None, broken)[0].device == host.cpu()
 
 
-def test_the_state_beside_a_measurement() -> None:
-    module = fake_nvml(board(H200, "NVIDIA H200", clock=1980, temperature=51, reasons=0x01 | 0x04 | 0x40))
-    assert Nvml(module).sample(f"GPU-{H200}") == Sample(1980, 51, "power_cap,hardware_thermal")
-    assert Nvml(module).sample("GPU-elsewhere") == Sample()
+def clocked(*clocks: int | None, throttle: str = "") -> list[Sample]:
+    return [Sample(clock, 50, throttle) for clock in clocks]
 
 
-def test_the_state_of_a_slice_is_its_cards() -> None:
-    part = {"uuid": f"MIG-{SLICE}", "name": "NVIDIA H200 MIG 2g.35gb"}
-    module = fake_nvml(board(H200, "NVIDIA H200", mig=[1, 1], clock=1500, reasons=0, slices=[part]))
-    assert Nvml(module).sample(f"MIG-{SLICE}") == Sample(1500, None, "")
-
-
-def test_the_state_of_a_cpu_is_unknown() -> None:
-    assert devices.sample(host.cpu()) == Sample()
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (clocked(1980, 1980, 1600, 1600), False),
+        (clocked(1980, 1980, 1965, 1950), True),
+        (clocked(1980, None, 1600), False),
+        (clocked(None, None), True),
+        ([], True),
+        (clocked(1600, 1600, throttle="power_cap"), True),
+        (clocked(1600, 1600, throttle="power_cap,thermal"), False),
+        ([Sample(1980, 50, None), Sample(1980, 90, "hardware_slowdown")], False),
+    ],
+)
+def test_times_at_unlike_clocks_cannot_be_compared(samples: list[Sample], expected: bool) -> None:
+    assert steady(samples) is expected
 
 
 def test_the_environment_of_the_cpu_names_what_changes_its_speed() -> None:
@@ -363,6 +443,30 @@ def test_the_environment_of_the_cpu_names_what_changes_its_speed() -> None:
     assert environment.numba
     assert environment.python.count(".") == 1
     assert (environment.driver, environment.cuda, environment.triton) == ("", "", "")
+
+
+def tune(store: Store, device: Device) -> Problem:
+    """A problem for which ``device`` has an answer in ``store``."""
+    kernel = get_kernel("softmax")
+    problem = kernel.signature.problem({"rows": 64, "cols": 64, "dtype": "float32"})
+    config = kernel.signature.default(problem, device) or Config("library", {})
+    measurement = Measurement(
+        time_us=9.0,
+        p20_us=9.0,
+        p80_us=9.0,
+        samples=9,
+        policy=Policy.GRAPH_COLD,
+        error=0.0,
+        lossless=True,
+        output_hash="aa",
+    )
+    store.register_device(device)
+    store.register_signatures([kernel.signature])
+    environment = Environment(driver="580")
+    store.register_environment(environment)
+    row = Row(0, config, measurement, kernel.signature.version, environment.key, default_us=9.0, library_us=None)
+    store.publish(device.key, {problem: [row]})
+    return problem
 
 
 def test_this_host() -> None:

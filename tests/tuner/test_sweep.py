@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tunedex.cli.app import run
-from tunedex.cli.sweep import _command
+from tunedex.cli.tuning import command_line
 from tunedex.core.config import Config
 from tunedex.core.host import cpu
 from tunedex.core.measurement import Failure, Measurement
@@ -160,7 +160,7 @@ def test_the_seed_is_the_search_s_and_not_the_inputs(planted: Kernel, db: Path) 
 
 def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tuner", "sweep", "--db", "postgresql://me:secret@host/db", "--trials", "3"])
-    assert _command() == "tuner sweep --db postgresql://host/db --trials 3"
+    assert command_line() == "tuner sweep --db postgresql://host/db --trials 3"
 
 
 def start(db: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Tensor sets keep what decides which code runs; quantiles and floors are what they say."""
+"""Tensor sets keep what decides which code runs; floors are what they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tunedex.core.measurement import Policy
 from tunedex.db.records import Ceilings
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.ceilings import roofline_share, shortest_us
-from tunedex.tuner.timing import CpuTimer, TensorSet, quantile
+from tunedex.tuner.sets import TensorSet
+from tunedex.tuner.timing import CpuTimer
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
@@ -36,13 +37,6 @@ def test_a_cpu_is_timed_one_call_at_a_time() -> None:
     assert len(calls) == 1
     assert watch() > 0
     assert len(calls) == 2
-
-
-def test_quantiles() -> None:
-    assert quantile([3.0], 0.5) == 3.0
-    assert quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.5) == 3.0
-    assert quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.2) == 2.0
-    assert quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.8) == 4.0
 
 
 def test_the_floor_is_the_longer_of_bytes_and_products() -> None:

@@ -74,6 +74,7 @@ def trial_document(trial: Trial, environments: Environments) -> dict[str, Any]:
         "clock_mhz": trial.clock_mhz,
         "temperature_c": trial.temperature_c,
         "throttle": trial.throttle,
+        "contended": trial.contended,
         "created_at": _time(trial.created_at),
     }
 

@@ -9,7 +9,9 @@ from tunedex.api.answers import Held
 from tunedex.api.state import State
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits
+from tunedex.core.problem import Problem
 from tunedex.core.question import read_question
+from tunedex.core.recommend import Recommendation, read_item, recommend
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Answer, Match
 
@@ -27,10 +29,27 @@ def answer(state: State, held: Held, kernel: str, parameters: Mapping[str, Any])
     snapshot = held.snapshot
     question = read_question(snapshot.signature(kernel), parameters)
     found = snapshot.answer(question.problem, question.limits)
+    _count(state, held, question.problem, found)
+    return found
+
+
+def recommendation(state: State, held: Held, kernel: str, parameters: Mapping[str, Any]) -> Recommendation:
+    """The batch for flat ``parameters``, which leave it out, and its answer; counted as `answer` counts.
+
+    Raises:
+        UnknownKernel: the kernel is unknown.
+        BadInput: a parameter is wrong or is the batch, or there is nothing to compute.
+    """
+    item = read_item(held.snapshot.signature(kernel), parameters)
+    found = recommend(held.snapshot, item.problem, item.limits)
+    _count(state, held, item.problem, found.answer)
+    return found
+
+
+def _count(state: State, held: Held, problem: Problem, found: Answer) -> None:
     state.metrics.lookup(found.match)
     if found.match is not Match.EXACT:
-        state.misses.count(snapshot.device.key, question.problem)
-    return found
+        state.misses.count(held.snapshot.device.key, problem)
 
 
 def kernel_of(query: Mapping[str, Any]) -> str:

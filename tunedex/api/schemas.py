@@ -128,6 +128,14 @@ class AnswerDocument(Strict):
     policy: str | None
 
 
+class RecommendationDocument(AnswerDocument):
+    """A batch and the answer for it. ``time_us`` is of one call with all its items; ``items_per_s`` is null where the
+    answer has no time."""
+
+    batch: int
+    items_per_s: float | None
+
+
 class FieldError(Strict):
     field: str
     detail: str

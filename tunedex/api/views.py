@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tunedex.core import display
 from tunedex.core.config import Config
 from tunedex.core.device import GIB, KIB, MIB, Device, Environment
 from tunedex.core.display import three_digits, time_words
@@ -137,18 +138,7 @@ def limits(device: Device) -> str:
 
 def versions(environment: Environment | None) -> str:
     """The versions that are known, for example ``torch 2.13.0, CUDA 13.0``."""
-    if environment is None:
-        return "unknown"
-    names = {
-        "driver": "driver",
-        "cuda": "CUDA",
-        "torch": "torch",
-        "triton": "Triton",
-        "numba": "numba",
-        "python": "Python",
-    }
-    known = [f"{label} {value}" for part, label in names.items() if (value := getattr(environment, part))]
-    return ", ".join(known) or "unknown"
+    return (environment and display.versions(environment)) or "unknown"
 
 
 def date(text: object) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedex.cli.output import JsonOption, print_json, print_table, say
 from tunedex.core.device import GIB, KIB, MIB, Device, Environment
+from tunedex.core.display import versions
 
 if TYPE_CHECKING:
     import typer
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(as_json: JsonOption = False) -> None:
-    """List every CUDA device and the CPU, with key, limits and environment."""
+    """List every CUDA device and the CPU, with key, limits, data-sheet peaks and environment."""
     from tunedex.tuner.devices import detect, environment_of
 
     found = [(item, environment_of(item.device)) for item in detect("all")]
@@ -36,11 +37,14 @@ def devices(as_json: JsonOption = False) -> None:
 
 
 def _document(item: DetectedDevice, environment: Environment) -> dict[str, Any]:
+    from tunedex.tuner.peaks import peaks_of
+
     return {
         **item.device.to_dict(),
         "index": item.index,
         "uuid": item.uuid,
         "notes": list(item.notes),
+        "peaks": peaks_of(item.device).to_dict(),
         "environment": environment.to_dict(),
     }
 
@@ -56,19 +60,13 @@ def _row(item: DetectedDevice, environment: Environment) -> list[object]:
         _size(device.memory_bytes, GIB, "GiB"),
         _size(device.l2_bytes, MIB, "MiB"),
         _size(device.shared_memory_bytes, KIB, "KiB"),
-        _versions(environment),
+        versions(environment),
         device.key,
     ]
 
 
 def _size(count: int, unit: int, name: str) -> str:
     return f"{count / unit:.4g} {name}" if count else "-"
-
-
-def _versions(environment: Environment) -> str:
-    named = environment.to_dict()
-    named.pop("key")
-    return ", ".join(f"{name} {version}" for name, version in named.items() if version)
 
 
 def device_of(selector: str) -> Device:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table
+from tunedex.cli.output import (
+    ChannelOption,
+    DbOption,
+    JsonOption,
+    KernelArgument,
+    KeyOption,
+    RevisionOption,
+    microseconds,
+    print_json,
+    print_table,
+)
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.errors import BadInput, UnknownRevision
@@ -14,6 +24,8 @@ from tunedex.core.question import parse_parameters, read_question
 from tunedex.core.snapshot import Answer, Snapshot, with_signatures
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tunedex.core.device import Device
     from tunedex.core.problem import Problem
 
@@ -24,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lookup(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")],
+    kernel: KernelArgument,
     parameters: Annotated[
         list[str],
         typer.Argument(
@@ -33,9 +45,9 @@ def lookup(
             "objective, max_error, max_latency_us, max_memory, policy, same_bits.",
         ),
     ],
-    device: Annotated[str, typer.Option(help="A device's key, cpu, or auto for the device of this host.")] = "auto",
-    channel: Annotated[str, typer.Option(help="stable or candidate.")] = "stable",
-    revision: Annotated[int | None, typer.Option(help="A revision, instead of the channel's current one.")] = None,
+    device: KeyOption = "auto",
+    channel: ChannelOption = "stable",
+    revision: RevisionOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,28 +56,34 @@ def lookup(
     A problem that was never tuned is answered with the kernel's default. For example:
     tuner lookup softmax rows=1024 cols=4096 dtype=float32
     """
-    from tunedex.client.device import device_named
-
     given = parse_parameters(parameters)
-    offered = check_channel(channel)
-    if revision is not None and revision < 0:
-        raise BadInput(f"--revision {revision} is negative", field="revision")
-    where = device_named(None if device == "auto" else device)
-    snapshot = with_signatures(_snapshot(db, where, offered, revision), builtin_signatures())
+    snapshot = snapshot_named(db, device, channel, revision)
     question = read_question(snapshot.signature(kernel), given)
     answer = snapshot.answer(question.problem, question.limits)
     if as_json:
         print_json(answer.to_dict())
     else:
-        _print(question.problem, snapshot, answer)
+        print_lines(answer_lines(question.problem, snapshot, answer))
 
 
-def _snapshot(db: str | None, device: Device, channel: Channel, revision: int | None) -> Snapshot:
-    """What the database holds for ``device``; where there is none yet, nothing is made and nothing is published.
+def snapshot_named(db: str | None, device: str, channel: str, revision: int | None) -> Snapshot:
+    """What the database holds for the device of that name, and every built-in kernel's default.
 
     Raises:
+        BadInput: ``device`` or ``channel`` is none, or ``revision`` is negative.
         UnknownRevision: ``revision`` was never published.
     """
+    from tunedex.client.device import device_named
+
+    offered = check_channel(channel)
+    if revision is not None and revision < 0:
+        raise BadInput(f"--revision {revision} is negative", field="revision")
+    where = device_named(None if device == "auto" else device)
+    return with_signatures(_stored(db, where, offered, revision), builtin_signatures())
+
+
+def _stored(db: str | None, device: Device, channel: Channel, revision: int | None) -> Snapshot:
+    """What the database holds for ``device``; where there is none yet, nothing is made and nothing is published."""
     from tunedex.db import database_exists, open_store
 
     if database_exists(db):
@@ -76,9 +94,9 @@ def _snapshot(db: str | None, device: Device, channel: Channel, revision: int | 
     return Snapshot(device, channel, 0, {}, {}, {})
 
 
-def _print(problem: Problem, snapshot: Snapshot, answer: Answer) -> None:
-    """The config and its provenance, one line each; what is not known is left out."""
-    lines = {
+def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[str, str]:
+    """The config and its provenance, a line each by its name; one that is not known is empty."""
+    return {
         "problem": str(problem),
         "config": str(answer.config) if answer.config else "none",
         "match": answer.match.value,
@@ -92,4 +110,8 @@ def _print(problem: Problem, snapshot: Snapshot, answer: Answer) -> None:
         "environment": answer.source.environment or "",
         "published": f"revision {snapshot.revision} on {snapshot.channel}" if snapshot.revision else "nothing yet",
     }
+
+
+def print_lines(lines: Mapping[str, str]) -> None:
+    """Names and texts, one pair a line, without those that have no text."""
     print_table(["<", "<"], [(name, text) for name, text in lines.items() if text])

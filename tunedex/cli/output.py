@@ -26,6 +26,14 @@ DbOption = Annotated[
 ]
 
 
+KernelArgument = Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")]
+KeyOption = Annotated[str, typer.Option("--device", help="A device's key, cpu, or auto for the device of this host.")]
+ChannelOption = Annotated[str, typer.Option("--channel", help="stable or candidate.")]
+RevisionOption = Annotated[
+    int | None, typer.Option("--revision", help="A revision, instead of the channel's current one.")
+]
+
+
 def say(message: str) -> None:
     """A line on standard error."""
     sys.stderr.write(f"{message}\n")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunedex.cli import tuning
 from tunedex.cli.output import JsonOption, print_json, print_table, say
-from tunedex.cli.sweep import _command
 from tunedex.core.canonical import finite
 from tunedex.core.errors import BadInput, CannotRun
 from tunedex.core.files import write_whole
@@ -52,7 +52,7 @@ def profile(
     kernels = list(all_kernels().values())
     sys.stdout.flush()
     found = profile_of(record(command, kernels, stdout=sys.stderr if as_json else None))
-    head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command()}
+    head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": tuning.command_line()}
     document = finite({**head, **found.to_dict()})
     if as_json:
         print_json(document)

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say
-from tunedex.core.display import without_password
+from tunedex.cli import tuning
+from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, say
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from tunedex.tuner.report import Progress, Report, Result
+    from tunedex.tuner.report import Report, Result
 
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST = 1_000_000
-_LONGEST_S = 366 * 86_400.0
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +37,10 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
     ] = None,
+    trial_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Longest that a config may compile, and may run; default 90s and 60s."),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     db: DbOption = None,
@@ -59,15 +50,17 @@ def sweep(
 
     A sweep that ends early keeps what it measured; the same command goes on from there and repeats no config.
     """
-    effort_trials, effort_budget = _bounded("trials", trials, 1), _seconds(budget)
+    effort_trials, effort_budget = _bounded("trials", trials, 1), tuning.seconds(budget, "budget")
+    longest_trial = tuning.seconds(trial_timeout, "trial-timeout")
     _bounded("seed", seed, 0)
-    names = _names(kernels)
+    names = tuning.names(kernels)
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
     from tunedex.tuner.search import Sampler
+    from tunedex.tuner.settings import SETTINGS
     from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
 
@@ -85,19 +78,19 @@ def sweep(
     )
     seen = file.problems if file else ()
     plans = [(found, tasks_for(found.device, names, given, seen)) for found in detect(device)]
-    command = _command()
+    command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
+    timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
+    tuning.end_on_sigterm()
     with open_store(db) as store:
         for found, tasks in plans:
-            for line in (f"{found.device.name} ({found.device.key})", *found.notes):
-                say(line)
+            tuning.announce(found)
             if file and file.device_key not in ("", found.device.key):
                 say(f"{problems} was made on {file.device_key}")
-            with _watching() as watch:
-                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch)
+            with tuning.watching() as watch:
+                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch, timeouts)
                 reports.append(swept.run(tasks, options))
             if reports[-1].interrupted:
                 break
@@ -107,9 +100,7 @@ def sweep(
 
 def _print(reports: list[Report], as_json: bool, command: str) -> None:
     if as_json:
-        head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
-        documents = [report.to_dict() for report in reports]
-        print_json({**head, **documents[0]} if len(documents) == 1 else {**head, "sweeps": documents})
+        tuning.print_documents([report.to_dict() for report in reports], command, "sweeps")
         return
     for report in reports:
         if not report.results:
@@ -119,11 +110,6 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
             [_row(result) for result in report.results],
         )
         say(f"published up to revision {report.revision}; `tuner serve` answers from it")
-
-
-def _command() -> str:
-    """The command as it was given, less the password of a database."""
-    return shlex.join(["tuner", *map(without_password, sys.argv[1:])])
 
 
 def _row(result: Result) -> list[object]:
@@ -153,52 +139,7 @@ def _exit_code(reports: list[Report]) -> int:
     return 1 if unanswered else 0
 
 
-@contextmanager
-def _watching() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on standard error; where that is no terminal, a line when a task or its final begins."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("starting", total=None)
-        before = ("", "")
-
-        def watch(progress: Progress) -> None:
-            nonlocal before
-            name, _, rest = progress.task.partition(":")
-            best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
-            bar.update(
-                shown,
-                description=f"{name} {progress.phase}{best}",
-                completed=progress.done,
-                total=progress.total,
-            )
-            if not console.is_terminal and before != (progress.task, progress.phase):
-                say(f"{name} {progress.phase}{best} {rest}".rstrip())
-            before = (progress.task, progress.phase)
-
-        yield watch
-
-
-def _names(kernels: str | None) -> list[str]:
-    if kernels is None:
-        return []
-    names = [name.strip() for name in kernels.split(",") if name.strip()]
-    if not names:
-        raise BadInput("--kernels names no kernel", field="kernels")
-    return names
-
-
 def _bounded(name: str, value: int | None, least: int) -> int | None:
     if value is not None and not least <= value <= _MOST:
         raise BadInput(f"--{name} {value} is not from {least} to {_MOST}", field=name)
     return value
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
-    if not 0 < seconds <= _LONGEST_S:
-        raise BadInput(f"--budget {text} is not a time above 0 and up to a year, such as 90s, 5m or 1h", field="budget")
-    return seconds

@@ -7,13 +7,10 @@ length is bounded whatever the source is called. Where the folder cannot be writ
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +18,7 @@ from pathlib import Path
 from tunedex.client.settings import SETTINGS
 from tunedex.core.canonical import canonical_json, key_of
 from tunedex.core.errors import BadInput
+from tunedex.core.files import write_whole
 from tunedex.core.folders import cache_folder
 from tunedex.core.snapshot import Snapshot
 
@@ -81,7 +79,9 @@ class Slot:
         try:
             path = self.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, content)
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            write_whole(path, content)
         except (OSError, RuntimeError, ValueError) as error:
             _log_once(None, f"snapshots are not kept on disk: {error}")
             return False
@@ -133,20 +133,6 @@ def _parse(content: bytes) -> Stamped:
 
 def _checksum(etag: str, body: bytes) -> str:
     return hashlib.sha256(etag.encode(errors="replace") + b"\n" + body).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        Path(name).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 @cache

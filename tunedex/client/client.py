@@ -24,6 +24,7 @@ from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
+from tunedex.core.recommend import Recommendation, read_item, recommend
 from tunedex.core.row import allows
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Answer, Match, Snapshot, with_signatures
@@ -125,13 +126,28 @@ class Client:
         except Exception:  # noqa: BLE001 - not answered before, or an argument that cannot even be hashed
             return self._first(kernel, dims, parameters)
 
+    def recommend(self, kernel: str, /, *dims: Any, **parameters: Any) -> Recommendation:
+        """The batch to run ``kernel`` at, and the config for it, of the batches that were tuned.
+
+        Takes what `lookup` takes but the batch: the problem is that of one item. Never raises: where no tuned batch
+        serves, it is one item with the default config, or none, with the reason.
+        """
+        held = self._held
+        try:
+            signature = held.snapshot.signature(kernel)
+            item = read_item(signature, _named(signature, dims, parameters))
+            found = recommend(held.snapshot, item.problem, item.limits)
+            return replace(found, answer=self._noted(held, item.problem, found.answer))
+        except Exception as error:  # noqa: BLE001 - whatever the arguments are, asking breaks nobody's process
+            return Recommendation(1, self._unanswered(held, kernel, error))
+
     def answer(self, problem: Problem, limits: Limits = NO_LIMITS) -> Answer:
         """The config for ``problem`` within ``limits``; never raises. Nothing is remembered of the call but a miss."""
         held = self._held
         try:
             return self._answer(held, problem, limits)
         except TunedexError as error:
-            return self._unanswered(held, problem.kernel, str(error))
+            return self._unanswered(held, problem.kernel, error)
 
     def alternatives(self, problem: Problem, limits: Limits = NO_LIMITS) -> list[Config]:
         """What to run where the answer's config cannot: the other tuned configs by time, then the default."""
@@ -263,10 +279,8 @@ class Client:
             answer = self._answer(held, signature.problem(rest), limits)
             key = kernel, dims, tuple(parameters.items())
             hash(key)
-        except TunedexError as error:
-            return self._unanswered(held, kernel, str(error))
         except Exception as error:  # noqa: BLE001 - whatever the arguments are, asking breaks nobody's process
-            return self._unanswered(held, kernel, f"{type(error).__name__} while reading the arguments")
+            return self._unanswered(held, kernel, error)
         with self._lock:
             while len(held.memo) >= SETTINGS.memo_entries:
                 del held.memo[next(iter(held.memo))]
@@ -274,7 +288,10 @@ class Client:
         return answer
 
     def _answer(self, held: _Held, problem: Problem, limits: Limits) -> Answer:
-        answer = held.snapshot.answer(problem, limits)
+        return self._noted(held, problem, held.snapshot.answer(problem, limits))
+
+    def _noted(self, held: _Held, problem: Problem, answer: Answer) -> Answer:
+        """``answer`` with what this client has to say besides; a miss is counted."""
         if problem.empty:
             return replace(answer, match=Match.DEFAULT, reason=f"{problem}: nothing to compute")
         if answer.match is Match.EXACT:
@@ -288,15 +305,16 @@ class Client:
         if problem in self._misses or len(self._misses) < SETTINGS.held_misses:
             self._misses[problem] = self._misses.get(problem, 0) + count
 
-    def _unanswered(self, held: _Held, kernel: str, reason: str) -> Answer:
+    def _unanswered(self, held: _Held, kernel: str, error: Exception) -> Answer:
         """The answer to a question that cannot be read: the kernel's default for any problem, if it is known."""
+        wrong = str(error) if isinstance(error, TunedexError) else f"{type(error).__name__} while reading the arguments"
         snapshot = held.snapshot
         signature = snapshot.signatures.get(kernel) if isinstance(kernel, str) else None
         config = _default_for_any(signature, snapshot.device) if signature else None
         return Answer(
             config=config,
             match=Match.DEFAULT,
-            reason=f"{reason}; {held.reason}" if held.reason else reason,
+            reason=f"{wrong}; {held.reason}" if held.reason else wrong,
             source=Origin("default"),
             channel=snapshot.channel,
             revision=snapshot.revision,

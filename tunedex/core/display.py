@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from urllib.parse import unquote_plus
+
+from tunedex.core.device import Environment
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:@]*)(:[0-9]*)?")
 _PARAMETER = re.compile(r"(?P<lead>[?&])(?P<name>[^=&#]*)=[^&#]*")
+#: How each part of an environment is called.
+_VERSIONS = {
+    "driver": "driver",
+    "cuda": "CUDA",
+    "torch": "torch",
+    "triton": "Triton",
+    "numba": "numba",
+    "python": "Python",
+}
 _SECRETS = frozenset({"password", "sslpassword", "token", "api_key", "key", "secret"})
+
+
+def one_line(text: object) -> str:
+    """``text`` with every run of white space as one space: the words of an error for a line of their own."""
+    return " ".join(str(text).split())
 
 
 def time_words(value_us: float | None, *, micro: str = "us") -> str:
@@ -23,6 +40,12 @@ def time_words(value_us: float | None, *, micro: str = "us") -> str:
 def three_digits(value: float) -> str:
     """Three digits of ``value``, two decimals at most and with no exponent."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def versions(environment: Environment) -> str:
+    """The versions that are known, for example ``torch 2.13.0, CUDA 13.0``; "" where none is."""
+    known = [(_VERSIONS[part.name], getattr(environment, part.name)) for part in fields(environment)]
+    return ", ".join(f"{label} {version}" for label, version in known if version)
 
 
 def without_password(address: str) -> str:

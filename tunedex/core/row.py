@@ -75,7 +75,7 @@ def choose(rows: Iterable[Row], limits: Limits = NO_LIMITS) -> Row | None:
     if limits.objective is Objective.ERROR:
         return min(allowed, key=lambda row: (row.measurement.error, row.measurement.time_us, row.rank))
     if limits.objective is Objective.MEMORY:
-        return min(allowed, key=lambda row: (_memory(row), row.measurement.time_us, row.rank))
+        return min(allowed, key=lambda row: (memory_of(row), row.measurement.time_us, row.rank))
     fastest = min(allowed, key=_speed)
     for kept in (allowed[0], min((row for row in allowed if row.config.library), key=_speed, default=None)):
         if kept and not beats(fastest.measurement.time_us, kept.measurement.time_us):
@@ -90,7 +90,7 @@ def allows(row: Row, limits: Limits) -> bool:
     return (
         accurate
         and (limits.max_latency_us is None or measurement.time_us <= limits.max_latency_us)
-        and (limits.max_memory is None or _memory(row) <= limits.max_memory)
+        and (limits.max_memory is None or memory_of(row) <= limits.max_memory)
         and (limits.same_bits is None or measurement.output_hash == limits.same_bits)
         and (row.config.streams == 1 or not measurement.policy.graph or limits.policy == "graph")
     )
@@ -100,7 +100,7 @@ def _speed(row: Row) -> tuple[float, int]:
     return row.measurement.time_us, row.rank
 
 
-def _memory(row: Row) -> float:
+def memory_of(row: Row) -> float:
     """Peak memory in bytes; unknown counts as without bound."""
     peak = row.measurement.peak_memory_bytes
     return float("inf") if peak is None else peak

@@ -134,9 +134,15 @@ class Snapshot:
             reason = f"none of the {len(rows)} tuned configs meets {canonical_json(limits.to_dict())}"
         else:
             reason = f"{problem} is not tuned on {self.device.key}"
-        return self._default(signature, problem, reason)
+        return self.default_answer(problem, reason)
 
-    def _default(self, signature: Signature, problem: Problem, reason: str) -> Answer:
+    def default_answer(self, problem: Problem, reason: str) -> Answer:
+        """The kernel's default for ``problem``, where nothing that was measured serves, for ``reason``.
+
+        Raises:
+            UnknownKernel: the snapshot does not know the problem's kernel.
+        """
+        signature = self.signature(problem.kernel)
         config = signature.default(problem, self.device)
         if config is None:
             reason = f"{reason}; {signature.kernel} has no default for {self.device.key}"

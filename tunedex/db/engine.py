@@ -14,6 +14,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, event
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput, DatabaseError, TunedexError
 from tunedex.db.urls import spelled
 
@@ -83,29 +84,25 @@ def translated(url: URL) -> Iterator[None]:
     except TunedexError:
         raise
     except (DataError, OverflowError, UnicodeEncodeError) as error:
-        reason = _line(error.orig if isinstance(error, DataError) else error)
+        reason = one_line(error.orig if isinstance(error, DataError) else error)
         raise BadInput(f"a value that no database column holds: {reason}") from error
     except IntegrityError as error:
-        reason = _line(error.orig)
+        reason = one_line(error.orig)
         hint = (
             "; devices, environments and sweeps come before what refers to them" if "foreign" in reason.lower() else ""
         )
         raise DatabaseError(f"database {name_of(url)}: {reason}{hint}") from error
     except DBAPIError as error:
-        raise DatabaseError(f"database {name_of(url)}: {_line(error.orig)}") from error
+        raise DatabaseError(f"database {name_of(url)}: {one_line(error.orig)}") from error
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database {name_of(url)}: {_line(error)}") from error
+        raise DatabaseError(f"database {name_of(url)}: {one_line(error)}") from error
     except (sqlite3.Error, OSError) as error:
-        raise DatabaseError(f"database {name_of(url)}: {_line(error)}") from error
+        raise DatabaseError(f"database {name_of(url)}: {one_line(error)}") from error
 
 
 def name_of(url: URL) -> str:
     """``url`` as a message may show it: a file's path, or a URL without its password."""
     return url.database or "" if embedded(url) else spelled(url)
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())
 
 
 def _shared(url: URL) -> Engine:
@@ -196,10 +193,10 @@ def use_wal(path: Path) -> None:
                 connection.close()
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise DatabaseError(f"database {path} cannot be opened: {_line(error)}") from error
+                raise DatabaseError(f"database {path} cannot be opened: {one_line(error)}") from error
             time.sleep(0.02)
         except sqlite3.Error as error:
-            raise DatabaseError(f"database {path} cannot be opened: {_line(error)}") from error
+            raise DatabaseError(f"database {path} cannot be opened: {one_line(error)}") from error
 
 
 def _begin(connection: Connection) -> None:

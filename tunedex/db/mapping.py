@@ -72,6 +72,7 @@ def trial_columns(trial: Trial) -> Columns:
         "clock_mhz": trial.clock_mhz,
         "temperature_c": trial.temperature_c,
         "throttle": trial.throttle,
+        "contended": trial.contended,
         "created_at": trial.created_at or now(),
         **(_measurement_columns(measurement) if measurement else {}),
     }
@@ -91,6 +92,7 @@ def trial_of(row: TrialRow, problem: Problem) -> Trial:
         clock_mhz=row.clock_mhz,
         temperature_c=row.temperature_c,
         throttle=row.throttle,
+        contended=row.contended,
         id=row.id,
         created_at=row.created_at,
         max_error=row.max_error,

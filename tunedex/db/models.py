@@ -157,6 +157,7 @@ class TrialRow(Measured, Base):
     clock_mhz: Mapped[int | None]
     temperature_c: Mapped[int | None]
     throttle: Mapped[str | None]
+    contended: Mapped[bool | None]
     created_at: Mapped[datetime]
 
     __table_args__ = (
@@ -270,4 +271,5 @@ class CeilingRow(Base):
     environment_key: Mapped[str] = mapped_column(ForeignKey("tunedex_environments.key"), primary_key=True)
     copy_bytes_s: Mapped[float]
     flops_s: Mapped[dict[str, float]] = mapped_column(JsonText)
+    cache_bytes_s: Mapped[float | None]
     measured_at: Mapped[datetime]

@@ -140,9 +140,14 @@ def trials_of(
     return [trial_of(trial, problem_of(row)) for trial, row in found]
 
 
+def loosest_bound(session: Session, device: str, problem: str) -> float | None:
+    of_problem = (TrialRow.problem_key == problem, TrialRow.device_key == device)
+    return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
+
+
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:
     row = session.get(CeilingRow, (device, environment))
-    return Ceilings(row.copy_bytes_s, row.flops_s) if row else None
+    return Ceilings(row.copy_bytes_s, row.flops_s, row.cache_bytes_s) if row else None
 
 
 def put_ceilings(session: Session, device: str, environment: str, ceilings: Ceilings) -> None:
@@ -151,10 +156,11 @@ def put_ceilings(session: Session, device: str, environment: str, ceilings: Ceil
         "environment_key": environment,
         "copy_bytes_s": ceilings.copy_bytes_s,
         "flops_s": dict(ceilings.flops_s),
+        "cache_bytes_s": ceilings.cache_bytes_s,
         "measured_at": now(),
     }
     key = ["device_key", "environment_key"]
-    upsert(session, CeilingRow, [row], key=key, change=["copy_bytes_s", "flops_s", "measured_at"])
+    upsert(session, CeilingRow, [row], key=key, change=[name for name in row if name not in key])
 
 
 def add_misses(session: Session, device: str, counts: Mapping[Problem, int]) -> None:

@@ -38,8 +38,9 @@ class Trial:
     """One config tried on one problem on one device in one environment.
 
     ``warm_us`` is the median with a warm L2 cache, taken in finals only; ``clock_mhz``, ``temperature_c`` and
-    ``throttle`` are read beside the measurement where the device reports them. ``max_error`` is the bound under
-    which the result was accepted or refused; None is the lossless rule.
+    ``throttle`` are read beside the measurement where the device reports them. ``contended`` says whether other work
+    ran on the device meanwhile, None where that is unknown. ``max_error`` is the bound under which the result was
+    accepted or refused; None is the lossless rule.
     """
 
     problem: Problem
@@ -57,6 +58,7 @@ class Trial:
     id: int | None = None
     created_at: datetime | None = None
     max_error: float | None = None
+    contended: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,13 @@ class Ceilings:
     """What a device reaches in practice in one environment, measured once.
 
     ``copy_bytes_s`` counts bytes read and written; ``flops_s`` maps a `Cost.peak` (``bfloat16``, ``tf32``, ...) to
-    the rate of the vendor's matrix product.
+    the rate of the vendor's matrix product. ``cache_bytes_s`` is the rate at which the L2 cache is read; None where
+    there is none to speak of, or where it was not measured.
     """
 
     copy_bytes_s: float
     flops_s: Mapping[str, float] = field(default_factory=dict)
+    cache_bytes_s: float | None = None
 
     def highest(self, other: Ceilings) -> Ceilings:
         """The higher of both in each rate."""
@@ -114,6 +118,7 @@ class Ceilings:
         return Ceilings(
             max(self.copy_bytes_s, other.copy_bytes_s),
             {peak: max(self.flops_s.get(peak, 0.0), other.flops_s.get(peak, 0.0)) for peak in peaks},
+            max(self.cache_bytes_s or 0.0, other.cache_bytes_s or 0.0) or None,
         )
 
     def floor_us(self, flops: float, peak: str, bytes_: float) -> float:

@@ -4,10 +4,13 @@ Pure, and indifferent to the order of what it is given: equal trials give equal 
 
 1. The best is the fastest config that serves every caller (lossless, not bound to graphs) and beats both the
    default and the library call by more than the margin; else the faster of those two.
-2. The incumbent stays unless it is beaten by more than the margin, or is slower than the default or the library.
-3. After the best follow the Pareto set of (time, error, peak memory), for callers with other limits, then the
-   fastest of the rest, up to 16 rows. The default and the library call are always among them.
+2. The incumbent stays unless it is beaten by more than the margin, or is slower than the default or the library. One
+   of another environment or kernel version stands for its config alone: it counts with its time in this final.
+3. After the best follow the Pareto set of (time, error, peak memory), for callers with other limits, and for those
+   who pin the bits of one of these or of the incumbent, the Pareto set of the configs that give the same bits. These,
+   the default and the library call are published whatever their number; the fastest of the rest fill up to 16 rows.
 4. Only times of the final's policy are compared, and only rows measured here.
+5. A config that failed when it was last tried is not served, whatever it did before.
 """
 
 from __future__ import annotations
@@ -15,16 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from math import inf
 
 from tunedex.core.config import Config
 from tunedex.core.limits import NO_LIMITS
 from tunedex.core.measurement import Failure, Measurement, Policy
-from tunedex.core.row import Row, allows, beats
+from tunedex.core.row import Row, allows, beats, memory_of
 from tunedex.db.records import Trial
 from tunedex.db.types import row_time
 
-#: How many rows of a problem are published at most.
+#: How many rows of a problem are published, unless more than that have a caller whom no other row serves as well.
 MAX_ROWS = 16
 
 #: The source of a row that was measured on the device it is served for.
@@ -51,7 +53,7 @@ def select(
     Returns:
         Rows ranked from 0. The incumbent's, less those that now fail, where the final has no measurement.
     """
-    failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)}
+    failed = {trial.config.key for trial in finals if isinstance(trial.outcome, Failure)} | _failed_last(searched)
     passed = [trial for trial in finals if trial.config.key not in failed]
     policy = _policy(passed)
     if policy is None:
@@ -75,7 +77,8 @@ def select(
         and (row.environment, row.kernel_version, row.measurement.policy)
         == (sample.environment, sample.kernel_version, policy)
     ]
-    held = next((timed.get(row.config.key, row) for row in published if row.rank == 0), None)
+    before = next((row for row in incumbent if row.rank == 0), None)
+    held = timed.get(before.config.key, before if before in published else None) if before else None
     known = (default, library.config if library is not None else None)
     yours = [timed[config.key] for config in known if config is not None and config.key in timed]
     best = _best(timed.values(), yours, held)
@@ -86,14 +89,8 @@ def select(
     if not _serves_all(best):
         best = min(filter(_serves_all, others.values()), key=_speed, default=best)
     proven = {**timed, best.config.key: best}
-    # What was not timed in this final may not outdo who won it: an older or a rougher time is no proof. A lossy
-    # config may: who allows an error has no other answer.
-    rest = [
-        row
-        for key, row in others.items()
-        if key not in proven and not (row.measurement.lossless and _outdoes(row, best))
-    ]
-    return _arranged(best, yours, [*proven.values(), *rest])
+    rest = [row for key, row in others.items() if key not in proven and not _unproven(row, best, proven.values())]
+    return _arranged([best, *yours], held, [*proven.values(), *rest])
 
 
 def _best(timed: Iterable[Row], yours: Sequence[Row], held: Row | None) -> Row:
@@ -110,13 +107,36 @@ def _best(timed: Iterable[Row], yours: Sequence[Row], held: Row | None) -> Row:
     return held if base is None or held.measurement.time_us <= base.measurement.time_us else winner
 
 
-def _arranged(best: Row, yours: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
-    """``best``, then the Pareto set, then the rest, each by speed; the default and the library call are never cut."""
-    front = {row.config.key for row in rows if not any(_dominates(other, row) for other in rows)}
-    order = sorted(rows, key=lambda row: (row.config.key != best.config.key, row.config.key not in front, _speed(row)))
-    sure = {row.config.key for row in (best, *yours)}
-    spare = [row.config.key for row in order if row.config.key not in sure][: MAX_ROWS - len(sure)]
+def _unproven(row: Row, best: Row, proven: Iterable[Row]) -> bool:
+    """Whether ``row``, which was not timed in this final, would outdo who won it: older and rougher times are no proof.
+
+    A lossless one is held against ``best``, a lossy one against the lossy configs of the final that serve all whom it
+    serves. Where there is none, who allows an error has no other answer.
+    """
+    if row.measurement.lossless:
+        return _outdoes(row, best)
+    rivals = [rival for rival in proven if not rival.measurement.lossless and _serves_as_many(rival, row)]
+    return bool(rivals) and all(_outdoes(row, rival) for rival in rivals)
+
+
+def _arranged(kept: Sequence[Row], held: Row | None, rows: Sequence[Row]) -> list[Row]:
+    """``kept``'s first, which is the best, then the Pareto set with who gives the same bits, then the rest, each by
+    speed. Of the rest only runners-up are cut: not ``kept``'s others, the default and the library call."""
+    front = _pareto(rows)
+    bits = {row.measurement.output_hash for row in (*front, *kept, *([held] if held else []))}
+    alike = [_pareto(row for row in rows if row.measurement.output_hash == pinned) for pinned in bits]
+    front_keys = {row.config.key for group in (front, *alike) for row in group}
+    best = kept[0].config.key
+    order = sorted(rows, key=lambda row: (row.config.key != best, row.config.key not in front_keys, _speed(row)))
+    sure = front_keys | {row.config.key for row in kept}
+    spare = [row.config.key for row in order if row.config.key not in sure][: max(0, MAX_ROWS - len(sure))]
     return _ranked([row for row in order if row.config.key in sure.union(spare)])
+
+
+def _pareto(rows: Iterable[Row]) -> list[Row]:
+    """Those of ``rows`` that no other dominates."""
+    rows = list(rows)
+    return [row for row in rows if not any(_dominates(other, row) for other in rows)]
 
 
 def _without(failed: set[str], incumbent: Sequence[Row]) -> list[Row]:
@@ -126,14 +146,22 @@ def _without(failed: set[str], incumbent: Sequence[Row]) -> list[Row]:
     return _ranked(sorted(kept, key=lambda row: row is not first))
 
 
+def _failed_last(searched: Sequence[Trial]) -> set[str]:
+    """The keys of the configs whose newest trial is a failure, also where another is as new."""
+    newest: dict[str, bool] = {}
+    for _, fails, key in sorted((_age(t), isinstance(t.outcome, Failure), t.config.key) for t in searched):
+        newest[key] = fails
+    return {key for key, fails in newest.items() if fails}
+
+
+def _age(trial: Trial) -> tuple[datetime, int]:
+    return trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0
+
+
 def _policy(finals: Sequence[Trial]) -> Policy | None:
     """The policy of the newest measurement; None where there is none."""
     newest = max(
-        (
-            (trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0, trial.outcome.policy.value)
-            for trial in finals
-            if isinstance(trial.outcome, Measurement)
-        ),
+        ((*_age(trial), trial.outcome.policy.value) for trial in finals if isinstance(trial.outcome, Measurement)),
         default=None,
     )
     return Policy(newest[2]) if newest else None
@@ -193,12 +221,16 @@ def _dominates(row: Row, other: Row) -> bool:
     return all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
+def _serves_as_many(row: Row, other: Row) -> bool:
+    """Whether every caller whom ``other`` serves may have ``row``, however fast it is."""
+    return all(a <= b for a, b in zip(_merits(row)[1:], _merits(other)[1:], strict=True))
+
+
 def _merits(row: Row) -> tuple[float, ...]:
     """Time, error, peak memory, and whom the row cannot serve: less is better in each."""
     measurement = row.measurement
-    memory = inf if measurement.peak_memory_bytes is None else measurement.peak_memory_bytes
     bound_to_graph = not allows(replace(row, measurement=replace(measurement, lossless=True)), NO_LIMITS)
-    return measurement.time_us, measurement.error, memory, not measurement.lossless, bound_to_graph
+    return measurement.time_us, measurement.error, memory_of(row), not measurement.lossless, bound_to_graph
 
 
 def _ranked(rows: Sequence[Row]) -> list[Row]:

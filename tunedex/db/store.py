@@ -186,6 +186,11 @@ class Store:
                 stage=stage,
             )
 
+    def loosest_bound(self, device: str, problem: str) -> float | None:
+        """The largest ``max_error`` under which the problem of that key was tried; None where none was given."""
+        with self._reading() as session:
+            return recording.loosest_bound(session, device, problem)
+
     def ceilings(self, device: str, environment: str) -> Ceilings | None:
         """What the device reaches in that environment; None where it was not measured."""
         with self._reading() as session:

@@ -80,8 +80,9 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Reference:
-    """The float64 result. ``scale`` bounds, element by element, the size of what the unfused chain rounds on the way:
-    the tolerance of an element is a few roundings of its scale. Both float64, on the operands' device."""
+    """The result in float64, or in what else was asked for. ``scale`` bounds, element by element, the size of what the
+    unfused chain rounds on the way: the tolerance of an element is a few roundings of its scale. Both of one dtype,
+    on the operands' device."""
 
     value: torch.Tensor
     scale: torch.Tensor
@@ -147,6 +148,12 @@ class Kernel(ABC):
     implementations: ClassVar[tuple[Implementation, ...]]
     #: Which tuning dimensions apply, and why the others do not: ``{"streams": "...", "precision": "..."}``.
     dimensions_notes: ClassVar[Mapping[str, str]] = {}
+    #: The operands on whose rows, and on no others, the same rows of every output depend. Rows are the last dimension
+    #: but one.
+    row_operands: ClassVar[frozenset[str]] = frozenset()
+    #: The operands that a launch writes. They are given back their values after each run, and judged like an output
+    #: where `reference` names them. Every other operand is left as it is, or the result is wrong.
+    writes: ClassVar[frozenset[str]] = frozenset()
     #: How `tuner profile` recognises the kernel's unfused form in a program.
     patterns: ClassVar[tuple[Pattern, ...]] = ()
 
@@ -171,8 +178,18 @@ class Kernel(ABC):
         """The outputs by name, in the order in which `eager` returns them."""
 
     @abstractmethod
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
-        """The result in float64, by output."""
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
+        """The result by output, computed in ``dtype``: float64 (also for None), or float32 without tf32."""
+
+    def rows_of(self, problem: Problem, operands: Tensors, rows: torch.Tensor) -> tuple[Problem, Tensors] | None:
+        """The smaller problem of some rows of each item, and its operands; None for a kernel with no `row_operands`.
+
+        ``rows`` are indices into the last dimension but one of every output.
+        """
+        if not self.row_operands:
+            return None
+        some = {n: t.index_select(-2, rows) if n in self.row_operands else t for n, t in operands.items()}
+        return self.problem_of(some, problem.attributes), some
 
     @abstractmethod
     def eager(self, problem: Problem, operands: Tensors) -> dict[str, torch.Tensor]:
@@ -193,6 +210,11 @@ class Kernel(ABC):
             KeyError: the kernel has none of that name.
         """
         return next((i for i in self.implementations if i.name == name), None) or _absent(self.name, name)
+
+    def map_forward(self, config: Config, version: str) -> Config | None:
+        """``config`` of an older ``version`` of this kernel as this version spells it; None where it has no
+        counterpart. A kernel whose tunables keep their meaning leaves it as it is."""
+        return config
 
     def quick(self, device: Device) -> Sequence[Mapping[str, Any]]:
         """Problems of the ``quick`` preset on ``device``, as flat parameters (with ``max_error`` where one applies)."""

@@ -374,10 +374,13 @@ class LayerNormGeluResidual(Kernel):
         same_dtype=_OPERANDS,
     )
     implementations: ClassVar[tuple[Implementation, ...]] = (TritonNorm(), CudaNorm(), NumbaNorm(), LibraryNorm())
+    row_operands = frozenset({"x", "residual"})
     dimensions_notes: ClassVar[Mapping[str, str]] = {
         "batch": "rows of all items are alike, so a batch is more rows",
         "streams": "one launch fills the device; there is no second branch to run beside it",
         "precision": "float32 within for every dtype: memory is the limit, and nothing is won by less",
+        "dtypes": "one for all operands, as the model stores activations; 8-bit storage belongs to the product that "
+        "reads the result",
     }
 
     def cost(self, problem: Problem) -> Cost:
@@ -403,13 +406,14 @@ class LayerNormGeluResidual(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec(shape(problem), problem.dtype)}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
-        """The chain in float64. Its scale sums the sizes of what the unfused chain rounds: the scaled normal form,
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
+        """The chain in ``dtype``. Its scale sums the sizes of what the unfused chain rounds: the scaled normal form,
         the bias beside it, GELU and the residual; and what taking the mean off loses, in float32 for every dtype."""
         import torch
         from torch.nn import functional
 
-        x, weight, bias, residual = (operands[name].double() for name in ("x", "weight", "bias", "residual"))
+        names = ("x", "weight", "bias", "residual")
+        x, weight, bias, residual = (operands[name].to(dtype or torch.float64) for name in names)
         scaled = functional.layer_norm(x, x.shape[-1:], weight, None, EPS)
         approximate = "tanh" if problem.attributes["gelu"] == "tanh" else "none"
         activated = functional.gelu(scaled + bias, approximate=approximate)

@@ -170,6 +170,7 @@ class LinearGelu(Kernel):
         NumbaLinear(),
         LibraryLinear(),
     )
+    row_operands = frozenset({"x"})
     dimensions_notes: ClassVar[Mapping[str, str]] = {
         "batch": "adds rows to one product, so the best batch follows from the best m",
         "streams": "none: one product fills the device, and its tiles already run side by side",
@@ -201,13 +202,14 @@ class LinearGelu(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec((problem.batch, problem.dims["m"], problem.dims["n"]), problem.dtype)}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
         """``scale`` holds what the chain rounds (the sum z, the result) and what adding up k products in float32
         loses, which grows with the lengths of the two vectors: |z| + |x| |w| / sqrt(k) + |gelu(z)|."""
         import torch
 
-        x, weight, bias = (operands[name].double() for name in ("x", "weight", "bias"))
-        z = torch.nn.functional.linear(x, weight, bias)
+        x, weight, bias = (operands[name].to(dtype or torch.float64) for name in ("x", "weight", "bias"))
+        with matmul_precision("ieee"):
+            z = torch.nn.functional.linear(x, weight, bias)
         value = torch.nn.functional.gelu(z, approximate=torch_form(problem))
         lengths = x.norm(dim=-1, keepdim=True) * weight.norm(dim=-1)
         scale = lengths.div_(math.sqrt(problem.dims["k"])).add_(z.abs_()).add_(value.abs())

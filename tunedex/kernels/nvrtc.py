@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,6 +18,7 @@ from typing import Any
 
 from tunedex.core.device import Device
 from tunedex.core.errors import DeviceError
+from tunedex.core.files import write_whole
 from tunedex.core.folders import cache_folder
 from tunedex.core.measurement import Resources
 from tunedex.kernels.base import CompileError
@@ -216,13 +215,6 @@ def _write(path: Path, content: bytes) -> None:
     time, and nothing else."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, content)
     except (OSError, RuntimeError):  # RuntimeError: the home folder is not known
         return

@@ -268,10 +268,12 @@ class Softmax(Kernel):
         NumbaSoftmax(),
         LibrarySoftmax(),
     )
+    row_operands = frozenset({"x"})
     dimensions_notes: ClassVar[Mapping[str, str]] = {
         "batch": "rows of all items are alike, so a batch is more rows; it is what streams split",
         "streams": "triton and cuda; numba has threads instead, and the library call is taken as its users have it",
         "precision": "float32 within for every dtype: memory is the limit, and nothing is won by less",
+        "dtypes": "one, as the model stores scores; 8-bit storage belongs to the product that reads the result",
     }
 
     def cost(self, problem: Problem) -> Cost:
@@ -289,12 +291,12 @@ class Softmax(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec(shape(problem), problem.dtype)}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
-        """Softmax in float64. The scale of an element is its value times 1 + |x - max x|: one rounding of the
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
+        """Softmax in ``dtype``. The scale of an element is its value times 1 + |x - max x|: one rounding of the
         exponent, relative to its size, changes the exponential by as much."""
         import torch
 
-        x = operands["x"].double()
+        x = operands["x"].to(dtype or torch.float64)
         value = torch.softmax(x, -1)
         distance = x.amax(-1, keepdim=True) - x
         return {"out": Reference(value, distance.add_(1.0).mul_(value))}

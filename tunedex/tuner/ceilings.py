@@ -19,9 +19,13 @@ from tunedex.tuner.timing import between_events_us
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 _SIDE = {"cuda": 8192, "cpu": 1024}
 
+#: How often one kernel reads the buffer that measures the cache: so often that its launch does not show.
+_CACHE_READS = 128
 
-def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
-    """The copy rate (bytes read and written a second) and, for each of ``peaks``, the FLOP/s of a square product."""
+
+def measure(device: torch.device, peaks: Iterable[str], cache_bytes: int = 0) -> Ceilings:
+    """The copy rate (bytes read and written a second), for each of ``peaks`` the FLOP/s of a square product, and the
+    rate at which a cache of ``cache_bytes`` is read (0: none to speak of)."""
     kind = device.type
     source = torch.empty(_COPY_BYTES[kind], dtype=torch.uint8, device=device).random_(0, 256)
     target = torch.empty_like(source)
@@ -29,7 +33,18 @@ def measure(device: torch.device, peaks: Iterable[str]) -> Ceilings:
     rates: dict[str, float] = {}
     for peak in sorted(set(peaks) - {""}):
         rates[peak] = _matmul_rate(device, peak)
-    return Ceilings(2 * _COPY_BYTES[kind] / copy_s, rates)
+    return Ceilings(2 * _COPY_BYTES[kind] / copy_s, rates, _cache_rate(device, cache_bytes))
+
+
+def _cache_rate(device: torch.device, cache_bytes: int) -> float | None:
+    """Bytes a second from the cache: half of it is summed up again and again, by one kernel."""
+    count = cache_bytes // 2 // torch.float32.itemsize
+    if device.type != "cuda" or count == 0:
+        return None
+    again = torch.ones(count, device=device).expand(_CACHE_READS, count)
+    out = torch.empty(_CACHE_READS, device=device)
+    seconds = _best_s(device, lambda: torch.sum(again, dim=1, out=out))
+    return again.numel() * torch.float32.itemsize / seconds
 
 
 def _matmul_rate(device: torch.device, peak: str) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
-from tunedex.core.host import cores
+from tunedex.core.display import one_line
 from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import CompileError, OverLimit
 from tunedex.kernels.registry import get_kernel
+from tunedex.tuner.machine import free_memory_bytes, usable_cores
 from tunedex.tuner.process import ChildProcess, ProcessFailure
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.settings import SETTINGS, Timeouts
+
+_DETAIL_CHARACTERS = 500
 
 
 class Compiler:
@@ -28,30 +33,111 @@ class Compiler:
         try:
             return implementation.compile(problem, config, device)
         except OverLimit as error:
-            return Failure(FailureKind.OUT_OF_RESOURCES, " ".join(str(error).split()))
+            return Failure(FailureKind.OUT_OF_RESOURCES, one_line(error))
         except CompileError as error:
-            return Failure(FailureKind.COMPILE_ERROR, " ".join(str(error).split()))
+            return Failure(FailureKind.COMPILE_ERROR, one_line(error))
+        except MemoryError as error:
+            return Failure(FailureKind.OOM, f"compiling: {one_line(error) or 'out of memory'}")
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool has done: ``compiled`` configs, of which ``failed`` have no result; ``compile_s``, the seconds that
+    each took, summed; ``wall_s``, from the first that was handed in to the last that ended."""
+
+    compiled: int = 0
+    failed: int = 0
+    compile_s: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than one after another; None before anything is compiled."""
+        return self.compile_s / self.wall_s if self.wall_s else None
+
+
+class MemoryGate:
+    """Lets a compilation begin when there is memory for it, and in any case when no other runs."""
+
+    def __init__(self, needed_bytes: int) -> None:
+        self._needed_bytes = needed_bytes
+        self._changed = threading.Condition()
+        self._inside: dict[int, float] = {}
+        self._closed = False
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """Wait for memory; it counts as taken until the block ends."""
+        me = threading.get_ident()
+        with self._changed:
+            while self._inside and not self._closed and not self._room():
+                self._changed.wait(SETTINGS.memory_poll_s)
+            self._inside[me] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._inside[me]
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let everybody pass."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _room(self) -> bool:
+        # What has just begun has not taken its memory yet.
+        recent = time.monotonic() - SETTINGS.memory_settles_s
+        coming = sum(1 for begun in self._inside.values() if begun > recent)
+        return free_memory_bytes() >= (1 + coming) * self._needed_bytes
 
 
 class CompilePool:
-    """Compiles in several child processes; one that dies or hangs costs its own config only."""
+    """Compiles in several child processes; one that dies, hangs or eats memory costs its own config only.
 
-    def __init__(self, device: Device) -> None:
+    There are at most as many as the cores keep busy beside the measuring; before each compilation begins, the memory
+    that is free then is looked at.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        timeouts: Timeouts = SETTINGS.timeouts,
+        memory_bytes: int = SETTINGS.compiler_limit_bytes,
+    ) -> None:
         self._device = device
+        self._timeout_s = timeouts.compile_s
         self.processes = pool_size()
+        self._gate = MemoryGate(SETTINGS.compiler_bytes)
         self._idle: SimpleQueue[ChildProcess] = SimpleQueue()
-        self._children = [ChildProcess(Compiler, start_s=SETTINGS.timeouts.start_s) for _ in range(self.processes)]
+        self._children = [
+            ChildProcess(
+                Compiler, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s, memory_bytes=memory_bytes
+            )
+            for _ in range(self.processes)
+        ]
         for child in self._children:
             self._idle.put(child)
         self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="compile")
+        self._counting = threading.Lock()
+        self._stats = PoolStats()
+        self._begun_at: float | None = None
 
     def submit(self, problem: Problem, config: Config) -> Future[Resources | Failure]:
+        with self._counting:
+            self._begun_at = self._begun_at or time.monotonic()
         return self._threads.submit(self._compile, problem, config)
+
+    def stats(self) -> PoolStats:
+        with self._counting:
+            return self._stats
 
     def close(self) -> None:
         """Kill every compiling process; what was still to be compiled is not."""
         for child in self._children:
             child.retire()
+        self._gate.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for child in self._children:
             child.close()
@@ -59,26 +145,53 @@ class CompilePool:
     def _compile(self, problem: Problem, config: Config) -> Resources | Failure:
         child = self._idle.get()
         try:
-            result: Resources | Failure = child.call(
-                "compile", problem, config, self._device, timeout_s=SETTINGS.timeouts.compile_s
-            )
-            return result
-        except ProcessFailure as failure:
-            kind = FailureKind.TIMEOUT if failure.timed_out else FailureKind.CRASH
-            return Failure(kind, f"compiling: {failure}")
-        except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-            return Failure(FailureKind.COMPILE_ERROR, " ".join(str(error).split())[:500])
+            with self._gate.passed():
+                return self._compile_in(child, problem, config)
         finally:
             self._idle.put(child)
 
+    def _compile_in(self, child: ChildProcess, problem: Problem, config: Config) -> Resources | Failure:
+        result: Resources | Failure
+        begin = time.monotonic()
+        try:
+            child.start()
+            begin = time.monotonic()  # a process starts once for many configs
+            result = child.call("compile", problem, config, self._device, timeout_s=self._timeout_s)
+        except ProcessFailure as failure:
+            result = Failure(failure.kind, f"compiling: {failure}")
+        except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
+            result = Failure(FailureKind.COMPILE_ERROR, one_line(error)[:_DETAIL_CHARACTERS])
+        self._count(begin, failed=isinstance(result, Failure))
+        return result
+
+    def _count(self, begin: float, *, failed: bool) -> None:
+        end = time.monotonic()
+        with self._counting:
+            before = self._stats
+            self._stats = PoolStats(
+                compiled=before.compiled + 1,
+                failed=before.failed + failed,
+                compile_s=before.compile_s + end - begin,
+                wall_s=end - (self._begun_at or begin),
+            )
+
+
+def compiled(pool: CompilePool | None, problem: Problem, config: Config) -> Future[Resources | Failure]:
+    """``config`` compiled by ``pool``; where there is none, nothing is to be compiled ahead."""
+    if pool is not None:
+        return pool.submit(problem, config)
+    done: Future[Resources | Failure] = Future()
+    done.set_result(Resources())
+    return done
+
 
 @contextmanager
-def compile_pool(device: Device) -> Iterator[CompilePool | None]:
+def compile_pool(device: Device, timeouts: Timeouts = SETTINGS.timeouts) -> Iterator[CompilePool | None]:
     """A pool for a device whose compilers can run ahead; None for the CPU, whose compiler runs where it measures."""
     if device.kind != "cuda":
         yield None
         return
-    pool = CompilePool(device)
+    pool = CompilePool(device, timeouts)
     try:
         yield pool
     finally:
@@ -87,5 +200,4 @@ def compile_pool(device: Device) -> Iterator[CompilePool | None]:
 
 def pool_size() -> int:
     """Processes to compile in: a core is left to the measuring, and memory is not overcommitted."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**33
-    return max(1, min(cores() - 1, free // SETTINGS.compiler_bytes))
+    return max(1, min(usable_cores() - 1, free_memory_bytes() // SETTINGS.compiler_bytes))

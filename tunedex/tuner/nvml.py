@@ -9,19 +9,23 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from tunedex.core.cuda import profile_in
+from tunedex.core.device import Device
 from tunedex.core.errors import DeviceError
 
 log = logging.getLogger(__name__)
 
 #: NVML's return codes for a host with no NVIDIA driver: DRIVER_NOT_LOADED and LIBRARY_NOT_FOUND.
 _NO_DRIVER = frozenset({9, 12})
+#: What it answers where there is nothing to list: SUCCESS, as an error of the module's, and NOT_FOUND.
+_NOTHING = frozenset({0, 6})
 
 _VIRTUALISED = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
@@ -37,6 +41,9 @@ _THROTTLE = {
     0x80: "power_brake",
 }
 
+#: Those by which a device saves itself, whatever runs on it. A power cap is a device's everyday state under load.
+HARMFUL = frozenset({"hardware_slowdown", "thermal", "hardware_thermal", "power_brake"})
+
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -45,8 +52,9 @@ class Board:
     """A GPU, or a slice of one, as NVML sees it.
 
     ``pci`` is the bus address, a slice's being that of its card; ``profile`` is ``mig-...`` or ``vgpu-...`` and ""
-    for a whole card; ``sliced`` says that the card is divided by MIG. ``attributes`` hold what is known of power
-    limit (W), largest clocks (MHz), memory bus (bits), ECC and PCI device id.
+    for a whole card; ``sliced`` says that the card is divided by MIG, ``card`` is the UUID of a slice's card.
+    ``attributes`` hold what is known of power limit (W), largest clocks (MHz), memory bus (bits), ECC and PCI device
+    id.
     """
 
     uuid: str
@@ -54,18 +62,21 @@ class Board:
     pci: str = ""
     profile: str = ""
     sliced: bool = False
+    card: str = ""
     virtual: bool = False
     attributes: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling; None
-    where the device does not tell, and an empty ``throttle`` where nothing holds it back."""
+    """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling, and
+    whether somebody else computes on it; None where that is unknown, and an empty ``throttle`` where nothing holds it
+    back."""
 
     clock_mhz: int | None = None
     temperature_c: int | None = None
     throttle: str | None = None
+    contended: bool | None = None
 
 
 class Nvml:
@@ -73,20 +84,22 @@ class Nvml:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        errors = getattr(module, "NVMLError", None)
-        self._errors: tuple[type[Exception], ...] = (TypeError, ValueError, OSError)
-        if isinstance(errors, type) and issubclass(errors, Exception):
-            self._errors = (errors, *self._errors)
 
     @property
     def driver(self) -> str:
         """The driver's version, "" where unknown."""
         return _text(self._ask("nvmlSystemGetDriverVersion"))
 
+    @property
+    def count(self) -> int | None:
+        """How many GPUs there are, slices not counted; None where it does not tell."""
+        count: int | None = self._ask("nvmlDeviceGetCount")
+        return count
+
     def boards(self) -> list[Board]:
         """Every GPU, each followed by its MIG slices."""
         found: list[Board] = []
-        for index in range(self._ask("nvmlDeviceGetCount") or 0):
+        for index in range(self.count or 0):
             handle = self._ask("nvmlDeviceGetHandleByIndex", index)
             if handle is None:
                 continue
@@ -105,6 +118,49 @@ class Nvml:
             throttle=self._throttle(handle),
         )
 
+    def energy_j(self, uuid: str) -> float | None:
+        """What the device of this UUID has used since its driver was loaded, in joules; None where it does not tell.
+        A slice does not: the counter is its card's."""
+        handle = self._whole(uuid)
+        millijoules = None if handle is None else self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        return None if millijoules is None else millijoules / 1e3
+
+    def busy_percent(self, uuid: str) -> int | None:
+        """The share of time, over up to the last second, in which anything ran on the device of this UUID; None where
+        it does not tell, as a slice does not."""
+        handle = self._whole(uuid)
+        rates = None if handle is None else self._ask("nvmlDeviceGetUtilizationRates", handle)
+        return getattr(rates, "gpu", None)
+
+    def processes(self, uuid: str, window_s: float) -> Mapping[int, int] | None:
+        """The processes that computed on the device of this UUID in the last ``window_s``: the largest share of the
+        SMs, in percent, by process id; None where it does not tell, as a slice does not.
+
+        The ids are often those of the host, whatever this process calls itself, and so no way to tell our own.
+        """
+        handle = self._whole(uuid)
+        since_us = time.time_ns() // 1000 - round(window_s * 1e6)
+        if handle is None:
+            return None
+        samples = self._ask("nvmlDeviceGetProcessUtilization", handle, since_us, nothing=())
+        if samples is None:
+            return None
+        shares: dict[int, int] = {}
+        for one in samples:
+            # Some drivers fill what they do not know with older samples and with shares beyond 100.
+            if one.pid and one.timeStamp >= since_us and one.smUtil <= 100:
+                shares[one.pid] = max(one.smUtil, shares.get(one.pid, 0))
+        return shares
+
+    def _whole(self, uuid: str) -> Any:
+        """The handle of a whole card; None for a slice, and for a card that is sliced."""
+        handle = None if uuid.startswith("MIG-") else self._handle(uuid)
+        return None if handle is None or self._sliced(handle) else handle
+
+    def _sliced(self, handle: Any) -> bool:
+        mode = self._ask("nvmlDeviceGetMigMode", handle)
+        return bool(mode and mode[0])
+
     def _handle(self, uuid: str) -> Any:
         """The handle by UUID; clocks and temperature belong to the card, so a slice gives its card's handle."""
         if uuid.startswith("MIG-"):
@@ -117,7 +173,6 @@ class Nvml:
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
         power = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
         ecc = self._ask("nvmlDeviceGetEccMode", handle)
-        mig = self._ask("nvmlDeviceGetMigMode", handle)
         known = {
             "power_limit_w": power // 1000 if power is not None else None,
             "max_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
@@ -132,7 +187,7 @@ class Nvml:
             name=name,
             pci=_text(getattr(pci, "busId", "")).lower(),
             profile=profile,
-            sliced=bool(mig and mig[0]),
+            sliced=self._sliced(handle),
             virtual=profile.startswith("vgpu") or self._ask("nvmlDeviceGetVirtualizationMode", handle) == _VIRTUALISED,
             attributes={name: value for name, value in known.items() if value is not None},
         )
@@ -151,6 +206,7 @@ class Nvml:
                 pci=card.pci,
                 profile=profile_in(name) or self._profile(part),
                 sliced=True,
+                card=card.uuid,
                 virtual=card.virtual,
                 attributes=card.attributes,
             )
@@ -170,17 +226,18 @@ class Nvml:
             return None
         return ",".join(reason for bit, reason in _THROTTLE.items() if bits & bit)
 
-    def _ask(self, function: str, *arguments: Any) -> Any:
-        """What ``function`` returns; None where the module lacks it or NVML refuses."""
+    def _ask(self, function: str, *arguments: Any, nothing: Any = None) -> Any:
+        """What ``function`` returns; None where the module lacks it or NVML refuses, and ``nothing`` where it says that
+        there is nothing."""
         call = getattr(self._module, function, None)
         if call is None:
             _log_lack(function)
             return None
         try:
             return call(*arguments)
-        except self._errors as error:
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a module that may be a foreign one
             log.debug("%s: %s", function, error)
-            return None
+            return nothing if getattr(error, "value", None) in _NOTHING else None
 
 
 def open_nvml(module: Any = None) -> Nvml | None:
@@ -189,32 +246,49 @@ def open_nvml(module: Any = None) -> Nvml | None:
     Raises:
         DeviceError: there is a driver and it does not answer.
     """
-    if module is None:
-        return _open_installed()
+    global _opened
+    if module is not None:
+        return _open(module)
+    # Only success is kept: a driver that is away now, in an upgrade say, may be back at the next call.
+    if _opened is None:
+        with warnings.catch_warnings():
+            # A package that only redirects to nvidia-ml-py warns at each import; that is nothing to tell the user.
+            warnings.simplefilter("ignore")
+            try:
+                module = importlib.import_module("pynvml")
+            except ImportError:
+                return None
+        _opened = _open(module)
+    return _opened
+
+
+_opened: Nvml | None = None
+
+
+def nvml_of(device: Device) -> tuple[Nvml, str] | None:
+    """NVML and the UUID by which it knows ``device``; None where nobody knows it. Never raises."""
+    uuid = device.attributes.get("uuid")
+    if device.kind != "cuda" or not uuid:
+        return None
+    try:
+        nvml = open_nvml()
+    except DeviceError:
+        return None
+    return (nvml, uuid) if nvml else None
+
+
+def _open(module: Any) -> Nvml | None:
     init: Callable[[], None] | None = getattr(module, "nvmlInit", None)
     if init is None:
-        log.warning("module %s is not nvidia-ml-py; GPUs are described without NVML", getattr(module, "__name__", "?"))
+        _log_lack("nvmlInit")
         return None
-    nvml = Nvml(module)
     try:
         init()
-    except nvml._errors as error:
+    except Exception as error:
         if getattr(error, "value", None) in _NO_DRIVER:
             return None
         raise DeviceError(f"the NVIDIA driver does not answer: NVML says {error}; a restart may be due") from error
-    return nvml
-
-
-@cache
-def _open_installed() -> Nvml | None:
-    with warnings.catch_warnings():
-        # A package that only redirects to nvidia-ml-py warns at each import; that is nothing to tell the user.
-        warnings.simplefilter("ignore")
-        try:
-            module = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-    return open_nvml(module)
+    return Nvml(module)
 
 
 def bare_uuid(uuid: object) -> str:

@@ -11,6 +11,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.search import Sampler
+from tunedex.tuner.spent import Spent
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
     new_trials: int = 0
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def complete(self) -> bool:
@@ -105,4 +107,5 @@ class Report:
             "environment": self.environment.to_dict(),
             "revision": self.revision,
             "results": [result.to_dict() for result in self.results],
+            "spent": self.spent.to_dict(),
         }

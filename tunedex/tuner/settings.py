@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a config is timed.
+    """How a config is timed.
 
-    While searching, samples are taken until both ``min_samples`` and ``search_s`` are reached, at most
-    ``max_samples``; a config ``give_up_factor`` times slower than the best so far is left after two.
+    While searching, samples are taken until the median is known: until half the width of its interval of ``confidence``
+    is at most ``target_share`` of it. At least ``min_samples`` are taken and at
+    most ``max_samples``, and beyond the least for no longer than ``most_s``. The clearly slow are left earlier: after
+    two samples what is ``give_up_factor`` times slower than the best so far, and as soon as the interval exists what
+    lies with all of it more than ``lag_share`` behind.
     """
 
+    confidence: float = 0.95
+    target_share: float = 0.01
     min_samples: int = 7
     max_samples: int = 200
-    search_s: float = 0.05
+    most_s: float = 0.25
     give_up_factor: float = 3.0
+    lag_share: float = 0.1
+    #: How long the device is kept busy before the first config of a problem, and, where it has been idle for so long
+    #: that its clocks sink, before the next one.
     warm_up_s: float = 0.3
+    idle_s: float = 1.0
+    rewarm_s: float = 0.05
     #: How long one replay of a CUDA graph should be, to be long against its own overhead, and its most launches.
     graph_us: float = 2_000.0
     graph_max_launches: int = 64
@@ -29,14 +39,35 @@ class Timing:
     #: Problems whose floor is shorter are timed in a CUDA graph: launching them one by one may time the host, and
     #: making a launch's arguments takes up to some hundred microseconds.
     graph_below_us: float = 2_000.0
-    #: Times shorter than this share of the floor at the measured ceilings are not physical.
+    #: Times that are shorter than this share of what the measured ceilings allow are not physical: with a cold cache,
+    #: and with a warm one whose rate is unknown, for caches are some tens of times faster than the memory that the
+    #: ceilings are of. No call at all takes less than ``least_us``, some tens of clock cycles.
     physical_share: float = 0.3
+    physical_warm_share: float = 0.02
+    least_us: float = 0.01
+    #: Energy is measured of so many leaders of a final, over calls one after the other for so long each: the counter
+    #: moves every 20 to 100 ms.
+    energy_leaders: int = 2
+    energy_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How results are compared with their references: so many elements at once, that what lies between the steps
+    stays in the cache, and on a CPU in one thread, whose pace does not hang on what the other cores do; and where
+    float64 is slow, how much of a result it sees, in elements and in rows."""
+
+    chunk_elements_cuda: int = 2**22
+    chunk_elements_cpu: int = 2**15
+    sampled_elements: int = 4096
+    sampled_rows: int = 16
 
 
 @dataclass(frozen=True)
 class Finals:
     """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
-    and the longest it takes."""
+    and the longest it takes. ``warm_up_s`` of work precede it; ``expected_s`` is what one is taken to cost, with its
+    fresh process, until one has been seen."""
 
     leaders: int = 5
     quiet_leaders: int = 3
@@ -44,11 +75,17 @@ class Finals:
     rounds: int = 30
     min_rounds: int = 9
     seconds: float = 4.0
+    warm_up_s: float = 1.0
+    expected_s: float = 12.0
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a child process may take before it is killed, in seconds."""
+    """How long a child process may take before it is killed, in seconds.
+
+    ``heartbeat_s`` bounds the silence within a call. Imports and compilers keep Python's lock, and so a healthy
+    child's heart from beating, for some tenths of a second; a cold disk or a machine that swaps for many times that.
+    """
 
     start_s: float = 120.0
     open_s: float = 180.0
@@ -56,6 +93,69 @@ class Timeouts:
     trial_s: float = 60.0
     final_s: float = 240.0
     ceilings_s: float = 120.0
+    heartbeat_s: float = 20.0
+
+    def for_trials(self, seconds: float) -> Timeouts:
+        """These, with ``seconds`` for compiling a config and as many for measuring it."""
+        return replace(self, compile_s=seconds, trial_s=seconds)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What is watched of a child process.
+
+    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept.
+    Above ``memory_share`` of the machine's memory it is killed, which takes at most ``kill_s``.
+    """
+
+    beat_s: float = 0.5
+    tail_bytes: int = 4_000
+    memory_share: float = 0.85
+    kill_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """`tuner verify`: how many rows after the best are timed again first, by rank."""
+
+    runners_up: int = 7
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """`tuner selftest`: how long it takes at most, how much of that is kept for its sweep, and what its checks bear.
+
+    ``repeat_share`` is how far apart two medians of one copy may lie, on a device that has no other work, and
+    ``agree_share`` two clocks' times of one copy; ``warm_share`` is how much slower a warm cache may seem.
+    """
+
+    budget_s: float = 270.0
+    sweep_s: float = 75.0
+    sweep_trials: int = 6
+    samples: int = 30
+    cuda_copy_bytes: int = 2**28
+    cpu_copy_bytes: int = 2**24
+    repeat_share: float = 0.05
+    cpu_repeat_share: float = 0.5
+    agree_share: float = 0.1
+    warm_share: float = 0.05
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What is read of a device beside the measurements.
+
+    SM clocks that differ by more than ``clock_share`` of the highest spoil a comparison. Somebody else's load is looked
+    for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its driver averages over up to a
+    second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display server takes a few; on a CPU
+    since the last look, where ``load_cpu_share`` of the cores' time counts, since the system itself takes some.
+    """
+
+    clock_share: float = 0.03
+    load_every_s: float = 0.5
+    load_window_s: float = 1.0
+    load_gpu_percent: int = 10
+    load_cpu_share: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,15 +181,24 @@ class Profiling:
 @dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
+    verifying: Verifying = Verifying()
     finals: Finals = Finals()
     timeouts: Timeouts = Timeouts()
+    worker: Worker = Worker()
+    recheck: Recheck = Recheck()
+    selftest: SelfTest = SelfTest()
+    watching: Watching = Watching()
     profiling: Profiling = Profiling()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: Configs compiled ahead of the measuring.
     window: int = 16
-    #: Memory that one compiling process may need.
+    #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
     compiler_bytes: int = 2 * 2**30
+    compiler_limit_bytes: int = 8 * 2**30
+    #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
+    memory_poll_s: float = 0.5
+    memory_settles_s: float = 10.0
     #: Asks that give nothing new before a random unseen config is taken.
     stale_asks: int = 20
     #: A failed config counts as this much slower than the slowest that ran.

@@ -7,7 +7,9 @@ or by kill -9, costs the trial under way; the same sweep run again goes on from 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import mean
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -15,18 +17,22 @@ from tunedex.db import Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
 from tunedex.tuner.ceilings import faster_precisions
-from tunedex.tuner.compiling import CompilePool, compile_pool
+from tunedex.tuner.compiling import compile_pool
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock
+from tunedex.tuner.measurer import Context
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report
-from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.task_run import Context, TaskRun
+from tunedex.tuner.settings import SETTINGS, Timeouts
+from tunedex.tuner.spent import Part, Spent
+from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
+from tunedex.tuner.worker import Worker
 
 
 class DeviceSweep:
-    """Sweeps tasks on one device. ``watch`` is told of the progress after every trial."""
+    """Sweeps tasks on one device. ``watch`` is told of the progress after every trial; ``timeouts`` bound
+    what each step of it may take."""
 
     def __init__(
         self,
@@ -35,14 +41,23 @@ class DeviceSweep:
         environment: Environment,
         effort: Effort,
         watch: Callable[[Progress], None] = lambda progress: None,
+        timeouts: Timeouts = SETTINGS.timeouts,
     ) -> None:
         self._store = store
         self._device = detected.device
         self._environment = environment
         self._effort = effort
         self._watch = watch
-        self._bench = ChildProcess(Bench, detected.device, detected.index, start_s=SETTINGS.timeouts.start_s)
-        self._report = Report(detected, environment)
+        self._timeouts = timeouts
+        self._spent = Spent()
+        self._report = Report(detected, environment, spent=self._spent)
+        self._bench = Worker(self._child, ahead=detected.device.kind == "cuda")
+
+    def _child(self) -> ChildProcess:
+        detected, timeouts = self._report.detected, self._timeouts
+        return ChildProcess(
+            Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
+        )
 
     def run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
         """Work through ``tasks``; ``options`` are stored with the sweep. Ctrl-C ends it early, with what is there.
@@ -50,52 +65,68 @@ class DeviceSweep:
         Raises:
             CannotRun: another process tunes on the device.
         """
-        with device_lock(self._report.detected):
-            return self._run(tasks, options)
-
-    def _run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
-        store, report = self._store, self._report
-        self._end_those_killed()
-        store.register_device(self._device)
-        store.register_environment(self._environment)
-        store.register_signatures(task.kernel.signature for task in tasks)
-        sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
-        status = SweepStatus.FAILED
         try:
-            with compile_pool(self._device) as pool:
-                self._run_tasks(tasks, sweep, pool)
-            status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
+            with self.session(tasks, options) as context:
+                self._run_tasks(tasks, context)
         except KeyboardInterrupt:
-            report.interrupted = True
-            status = SweepStatus.INTERRUPTED
-        finally:
-            self._bench.close()
-            store.end_sweep(sweep, status)
-        return report
+            self._report.interrupted = True
+        return self._report
 
-    def _run_tasks(self, tasks: Sequence[Task], sweep: int, pool: CompilePool | None) -> None:
-        start = time.monotonic()
-        context = Context(
-            store=self._store,
-            device=self._device,
-            environment=self._environment.key,
-            effort=self._effort,
-            sweep=sweep,
-            ceilings=self._ceilings(tasks),
-            bench=self._bench,
-            pool=pool,
-            watch=self._watch,
-        )
+    @contextmanager
+    def session(self, tasks: Sequence[Task], options: dict[str, Any]) -> Iterator[Context]:
+        """The device, held and ready for a `TaskRun` of each of ``tasks``; a sweep in the store from begin to end.
+
+        Raises:
+            CannotRun: another process tunes on the device.
+        """
+        store, report = self._store, self._report
+        with device_lock(report.detected):
+            self._end_those_killed()
+            store.register_device(self._device)
+            store.register_environment(self._environment)
+            store.register_signatures(task.kernel.signature for task in tasks)
+            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
+            status = SweepStatus.FAILED
+            try:
+                with compile_pool(self._device, self._timeouts) as pool:
+                    yield Context(
+                        store=store,
+                        device=self._device,
+                        environment=self._environment.key,
+                        effort=self._effort,
+                        sweep=sweep,
+                        ceilings=self._ceilings(tasks),
+                        bench=self._bench,
+                        pool=pool,
+                        watch=self._watch,
+                        spent=self._spent,
+                        timeouts=self._timeouts,
+                    )
+                status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
+            except KeyboardInterrupt:
+                status = SweepStatus.INTERRUPTED
+                raise
+            finally:
+                self._bench.close()
+                store.end_sweep(sweep, status)
+
+    def _run_tasks(self, tasks: Sequence[Task], context: Context) -> None:
+        concluded: list[float] = []
         for n, task in enumerate(tasks):
             seconds = None
             if self._effort.budget_s is not None:
-                left = self._effort.budget_s - (time.monotonic() - start)
+                # What concluding a problem has cost so far is kept back for those that are still to be concluded.
+                conclude_s = mean(concluded) if concluded else SETTINGS.finals.expected_s
+                waiting = sum(len(task.problems) for task in tasks[n:])
+                left = self._effort.budget_s - self._spent.wall_s - waiting * conclude_s
                 seconds = max(0.0, left) / (len(tasks) - n)
             run = TaskRun(context, task)
             try:
                 run.search(seconds)
                 for problem in task.problems:
+                    begin = time.monotonic()
                     result = run.conclude(problem)
+                    concluded.append(time.monotonic() - begin)
                     self._report.results.append(result)
                     self._report.revision = result.revision or self._report.revision
             finally:
@@ -116,7 +147,9 @@ class DeviceSweep:
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring"))
-        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=SETTINGS.timeouts.ceilings_s)
+        with self._spent.on(Part.START):
+            self._bench.start()
+        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=self._timeouts.ceilings_s)
         if known := self._store.ceilings(self._device.key, self._environment.key):
             measured = measured.highest(known)
         self._store.put_ceilings(self._device.key, self._environment.key, measured)

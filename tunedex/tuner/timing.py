@@ -12,50 +12,23 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunedex.core.device import Device
+from tunedex.core.errors import TunedexError
 from tunedex.core.measurement import Policy
-from tunedex.kernels.base import Launch, Tensors
+from tunedex.kernels.base import Launch
+from tunedex.tuner.sampling import Stopwatch
 from tunedex.tuner.settings import Timing
 
 if TYPE_CHECKING:
     import torch
 
-#: Takes one sample and returns it in microseconds per call.
-Stopwatch = Callable[[], float]
-
-_ALIGNMENT_BYTES = 16
+    from tunedex.tuner.sets import TensorSet
 
 
-@dataclass(frozen=True)
-class TensorSet:
-    """Operands and the outputs that belong to them."""
-
-    operands: Tensors
-    outputs: Tensors
-
-    @property
-    def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.operands.values(), *self.outputs.values()))
-
-    def clone(self) -> TensorSet:
-        """The same values in memory of their own, with the same strides and the same alignment class."""
-        return TensorSet(
-            {name: _copied(t) for name, t in self.operands.items()},
-            {name: _copied(t) for name, t in self.outputs.items()},
-        )
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in new memory, as far from a multiple of 16 bytes as it is itself."""
-    import torch
-
-    start = tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
-    spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = torch.empty(start + spread + 1, dtype=tensor.dtype, device=tensor.device)
-    return memory.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
+class CaptureError(TunedexError):
+    """A launch cannot be captured in a CUDA graph, which its problem is timed in: it waits for the device, say."""
 
 
 class Timer(ABC):
@@ -74,8 +47,9 @@ class Timer(ABC):
         """How many tensor sets `stopwatch` wants under ``policy``."""
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for everything launched; raises what the device reports."""
+    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+        """Call ``launch`` again and again for at least ``seconds``, one call after the other with nothing between them,
+        as ``policy`` has it; the number of calls, all of which are over."""
 
     @abstractmethod
     def warm_up(self, seconds: float) -> None:
@@ -100,8 +74,12 @@ class CpuTimer(Timer):
         sample()
         return sample
 
-    def synchronize(self) -> None:
-        return None
+    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+        calls, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            launch(sets[0].operands, sets[0].outputs)
+            calls += 1
+        return calls
 
     def warm_up(self, seconds: float) -> None:
         import torch
@@ -171,13 +149,7 @@ class CudaTimer(Timer):
         rounds = max(1, round(timing.graph_us / max(once_us, 1.0) / len(sets))) if rotates else 1
         rounds = max(1, min(rounds, timing.graph_max_launches // len(sets)))
         calls = rounds * len(sets)
-        cuda = self._torch.cuda
-        graph = cuda.CUDAGraph()
-        cuda.synchronize()
-        with cuda.graph(graph):
-            for _ in range(rounds):
-                for tensors in sets:
-                    launch(tensors.operands, tensors.outputs)
+        graph = self._captured(launch, sets, rounds)
         warm = sets[0] if len(sets) == 1 else None
 
         def sample() -> float:
@@ -189,6 +161,55 @@ class CudaTimer(Timer):
         sample()
         return sample
 
+    def _captured(self, launch: Launch, sets: Sequence[TensorSet], rounds: int) -> torch.cuda.CUDAGraph:
+        """A graph that calls ``launch`` on each of the sets, ``rounds`` times over. It has run on them before.
+
+        Raises:
+            CaptureError: ``launch`` does what a graph cannot hold.
+        """
+        cuda = self._torch.cuda
+        graph = cuda.CUDAGraph()
+        cuda.synchronize()
+        cause: Exception | None = None
+        try:
+            with cuda.graph(graph):
+                try:
+                    for _ in range(rounds):
+                        for tensors in sets:
+                            launch(tensors.operands, tensors.outputs)
+                except Exception as error:
+                    cause = error  # which the end of a broken capture hides
+                    raise
+        except Exception as error:
+            cuda.synchronize()  # raises where it is the device that is at fault
+            cause = cause or error
+            said = str(cause).strip().partition("\n")[0]
+            raise CaptureError(f"it cannot be captured in a CUDA graph: {type(cause).__name__}: {said}") from error
+        return graph
+
+    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+        if not policy.cold:
+            sets = sets[:1]
+
+        def once() -> None:
+            for tensors in sets:
+                launch(tensors.operands, tensors.outputs)
+
+        once()
+        calls, turn = len(sets), once
+        if policy.graph:
+            rounds = max(1, self._timing.graph_max_launches // len(sets))
+            calls, turn = rounds * len(sets), self._captured(launch, sets, rounds).replay
+        # Some turns at once, so that waiting for the device, which ends them, is a small part of the time.
+        turns = max(1, math.ceil(self._timing.graph_us / max(between_events_us(turn), 1.0)))
+        done, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for _ in range(turns):
+                turn()
+            self._torch.cuda.synchronize()
+            done += turns
+        return done * calls
+
     def _overwrite_cache(self) -> None:
         self._flush.zero_()
 
@@ -196,15 +217,12 @@ class CudaTimer(Timer):
         """How long the host takes to launch ``call``, in microseconds; the least of three."""
         times = []
         for _ in range(3):
-            self.synchronize()
+            self._torch.cuda.synchronize()
             start = time.perf_counter_ns()
             call()
             times.append((time.perf_counter_ns() - start) / 1e3)
-        self.synchronize()
-        return min(times)
-
-    def synchronize(self) -> None:
         self._torch.cuda.synchronize()
+        return min(times)
 
     def warm_up(self, seconds: float) -> None:
         torch = self._torch
@@ -226,9 +244,3 @@ def between_events_us(run: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3
-
-
-def quantile(samples: Sequence[float], share: float) -> float:
-    """The sample at ``share`` of the way through the sorted ``samples`` (nearest rank; the lower median at 0.5)."""
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(share * (len(ordered) - 1) + 0.5))]

@@ -128,8 +128,10 @@ class RowSum(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec((problem.batch, problem.dims["rows"]), "float32")}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
-        x = operands["x"].double()
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
+        import torch
+
+        x = operands["x"].to(dtype or torch.float64)
         # Adding up n terms of either sign loses about as much as one rounding of the row's length.
         return {"out": Reference(x.sum(-1), x.norm(dim=-1))}
 

@@ -28,7 +28,8 @@ from tunedex.kernels.base import (
 
 FAULTS = ("none", "raise", "abort", "exit", "wrong_last", "unwritten", "operand", "beside", "memory", "limit")
 
-#: Faults that show only while the file that this setting names is there: configs that go wrong later.
+#: Faults that show only while the file that this setting names is there: configs that go wrong later. Where the file
+#: holds the name of a fault, every config has that one.
 LATE = ("late_raise", "late_exit")
 LATE_SETTING = "PLANTED_LATE"
 
@@ -38,8 +39,13 @@ UNLUCKY_ROWS = 13
 
 def _run(fault: str, operands: Tensors, outputs: Tensors) -> None:
     x, out = operands["x"], outputs["out"]
-    if fault in LATE and Path(os.environ.get(LATE_SETTING, "/nowhere")).exists():
+    late = Path(os.environ.get(LATE_SETTING, "/nowhere"))
+    if fault in LATE and late.exists():
         fault = fault.removeprefix("late_")
+    if late.exists() and (everywhere := late.read_text()) in FAULTS:
+        if everywhere == "raise":
+            raise RuntimeError(f"planted in {late}")
+        fault = everywhere
     if fault == "raise":
         raise RuntimeError("planted")
     if fault == "abort":
@@ -109,10 +115,10 @@ class PlantedKernel(Kernel):
     def outputs(self, problem: Problem) -> dict[str, OutputSpec]:
         return {"out": OutputSpec(tuple(problem.dims.values()), problem.dtype)}
 
-    def reference(self, problem: Problem, operands: Tensors) -> dict[str, Reference]:
+    def reference(self, problem: Problem, operands: Tensors, dtype: torch.dtype | None = None) -> dict[str, Reference]:
         if problem.dims["rows"] == UNLUCKY_ROWS:
             raise RuntimeError("planted: no reference")
-        value = operands["x"].double() * 2
+        value = operands["x"].to(dtype or torch.float64) * 2
         return {"out": Reference(value, value.abs())}
 
     def eager(self, problem: Problem, operands: Tensors) -> dict[str, torch.Tensor]:

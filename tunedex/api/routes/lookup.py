@@ -1,4 +1,4 @@
-"""`/v1/lookup` and `/v1/lookup:batch`: the best config for a problem, or for many."""
+"""`/v1/lookup`, `/v1/lookup:batch` and `/v1/recommend`: the best config for a problem, for many, and for a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunedex.api import questions
 from tunedex.api.answers import Held
 from tunedex.api.problem_json import document_of
 from tunedex.api.replies import flat_parameters, json_body, json_reply, strict_query
-from tunedex.api.schemas import AnswerDocument, BatchReply, BatchRequest
+from tunedex.api.schemas import AnswerDocument, BatchReply, BatchRequest, RecommendationDocument
 from tunedex.api.state import State, state_of
 from tunedex.core.channel import Channel
 from tunedex.core.errors import BadInput
@@ -62,26 +62,44 @@ _PARAMETERS = [
 async def lookup(request: Request) -> Response:
     """Answers 200 for every problem that a known kernel takes: with its best config, else with the default and why."""
     state = state_of(request)
-    parameters = flat_parameters(request)
-    kernel = questions.kernel_of(parameters)
-    held = await _held(state, parameters)
-    own = {name: value for name, value in parameters.items() if name not in _ADDRESS}
-    return json_reply(questions.answer(state, held, kernel, own).to_dict())
+    return json_reply(questions.answer(state, *await _asked(state, request)).to_dict())
+
+
+@router.get(
+    "/v1/recommend",
+    summary="The batch to run, and the best config for it",
+    responses={200: {"model": RecommendationDocument}},
+    openapi_extra={"parameters": _PARAMETERS},
+)
+async def recommend(request: Request) -> Response:
+    """For whoever may choose the batch: the problem is that of one item, and the batch is left out. Answers 200 as a
+    lookup does; where no tuned batch serves, with the default for one item and why."""
+    state = state_of(request)
+    return json_reply(questions.recommendation(state, *await _asked(state, request)).to_dict())
 
 
 _ADDRESS = frozenset({"kernel", "device", "channel", "revision"})
 
 
-async def _held(state: State, parameters: Mapping[str, str]) -> Held:
-    """The snapshot that ``device``, ``channel`` and ``revision`` name."""
+async def _asked(state: State, request: Request) -> tuple[Held, str, dict[str, str]]:
+    """The snapshot that ``device``, ``channel`` and ``revision`` name, the kernel, and the other parameters.
+
+    Raises:
+        BadInput: a parameter is given twice, or one of these is missing or wrong.
+        UnknownRevision: the revision is newer than any published.
+        DatabaseError: the database does not answer, and no such snapshot is held.
+    """
+    parameters = flat_parameters(request)
+    kernel = questions.kernel_of(parameters)
     if not parameters.get("device"):
         raise BadInput("device is missing; it would be a device's key (`tuner devices` prints yours)", field="device")
     revision = parameters.get("revision")
-    return await state.answers.snapshot(
+    held = await state.answers.snapshot(
         parameters["device"],
         parameters.get("channel", Channel.STABLE),
         None if revision is None else whole_number("revision", revision),
     )
+    return held, kernel, {name: value for name, value in parameters.items() if name not in _ADDRESS}
 
 
 @router.post(

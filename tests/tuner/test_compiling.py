@@ -1,0 +1,171 @@
+"""The compile pool, for a device that is not here: each fault costs its own config, and memory is not overcommitted."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from tunedex.core.config import Config
+from tunedex.core.device import Device
+from tunedex.core.measurement import Failure, Resources
+from tunedex.core.problem import Problem
+from tunedex.kernels.base import Kernel
+from tunedex.kernels.registry import get_kernel
+from tunedex.tuner import compiling
+from tunedex.tuner.compiling import CompilePool, MemoryGate, PoolStats, compile_pool, pool_size
+from tunedex.tuner.settings import SETTINGS
+
+H200 = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
+
+#: Longest that a planted compilation may take; the first of a process imports torch and Triton within it.
+COMPILE_S = 6.0
+
+
+@pytest.fixture
+def pool() -> Iterator[CompilePool]:
+    pool = CompilePool(H200, SETTINGS.timeouts.for_trials(COMPILE_S), memory_bytes=3 * 2**29)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def problem(planted: Kernel) -> Problem:
+    return get_kernel("faults").signature.problem({"rows": 5, "cols": 7, "dtype": "float32"})
+
+
+def faulty(fault: str) -> Config:
+    return Config("triton", {"fault": fault})
+
+
+class TestPool:
+    def test_each_fault_costs_its_own_config(self, pool: CompilePool, problem: Problem) -> None:
+        planted_faults = importlib.import_module("planted_faults")
+        expected = {**planted_faults.COMPILING, **planted_faults.COMPILING_APART}
+        futures: dict[str, Future[Resources | Failure]] = {}
+        for fault in expected:
+            futures[fault] = pool.submit(problem, faulty(fault))
+            futures[f"after {fault}"] = pool.submit(problem, faulty("none"))
+        outcomes = {fault: future.result() for fault, future in futures.items()}
+        kinds = {fault: getattr(outcomes[fault], "kind", None) for fault in expected}
+        assert kinds == expected
+        assert all(outcomes[f"after {fault}"] == Resources() for fault in expected)
+        details = {fault: found.detail for fault, found in outcomes.items() if isinstance(found, Failure)}
+        assert "planted: of no use" in details["compile_error"]
+        assert details["over_limit"] == "needs 262144 bytes of shared memory, the device has 232448"
+        assert details["compile_raise"] == "Refused: no reason"
+        assert details["compile_odd"] == "Odd: nothing usual"
+        assert details["compile_leave"] == "SystemExit: 0"
+        assert details["compile_abort"] == "compiling: compile: the worker was killed by SIGABRT"
+        assert details["compile_segfault"] == "compiling: compile: the worker was killed by SIGSEGV"
+        assert details["compile_exit"] == "compiling: compile: the worker exited with 0"
+        assert details["compile_hang"] == "compiling: compile took longer than 6 s"
+        assert "more than the 1.61 GB that it may" in details["compile_memory"]
+        stats = pool.stats()
+        assert stats.compiled == len(outcomes)
+        assert stats.failed == len(details)
+        assert stats.compile_s > COMPILE_S  # the hang's alone
+
+    def test_what_a_program_needs_is_read_from_it(self, pool: CompilePool) -> None:
+        problem = get_kernel("softmax").signature.problem({"rows": 64, "cols": 512, "dtype": "bfloat16"})
+        kernel = get_kernel("softmax")
+        for name in ("triton", "cuda"):
+            tunables = kernel.implementation(name).tunables(problem, H200)
+            config = Config(name, {tunable.name: tunable.values[0] for tunable in tunables})
+            found = pool.submit(problem, config).result()
+            assert isinstance(found, Resources), found
+            assert found.registers
+            assert found.shared_memory_bytes is not None
+            assert found.spill_bytes is not None
+
+    def test_closing_ends_what_compiles_and_what_waits(self, pool: CompilePool, problem: Problem) -> None:
+        futures = [pool.submit(problem, faulty("compile_hang")) for _ in range(pool.processes + 2)]
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not futures[0].running():
+            time.sleep(0.05)
+        pool.close()
+        assert all(future.done() for future in futures)
+        assert futures[-1].cancelled()
+
+    def test_a_cpu_s_compiler_runs_where_it_measures(self) -> None:
+        with compile_pool(Device(kind="cpu", name="a CPU", multiprocessors=2, memory_bytes=2**33)) as none:
+            assert none is None
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("cores", "free_gib", "size"), [(16, 128, 15), (16, 9, 4), (64, 40, 20), (1, 128, 1), (16, 0, 1), (2, 128, 1)]
+    )
+    def test_cores_and_free_memory_bound_the_processes(
+        self, cores: int, free_gib: int, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compiling, "usable_cores", lambda: cores)
+        monkeypatch.setattr(compiling, "free_memory_bytes", lambda: free_gib * 2**30)
+        assert pool_size() == size
+
+    def test_a_speed_up_is_the_summed_time_over_the_wall_s(self) -> None:
+        assert PoolStats(compiled=10, failed=1, compile_s=30.0, wall_s=4.0).speedup == 7.5
+        assert PoolStats().speedup is None
+
+
+class TestGate:
+    """Configs that each need 1 byte, and take it at once."""
+
+    @pytest.fixture
+    def free(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        free = [0]
+        monkeypatch.setattr(compiling, "free_memory_bytes", lambda: free[0])
+        return free
+
+    @staticmethod
+    def enter(gate: MemoryGate, count: int) -> tuple[list[threading.Thread], threading.Semaphore, threading.Event]:
+        """Threads that pass ``gate``, tell the semaphore, and stay inside until the event."""
+        inside, leave = threading.Semaphore(0), threading.Event()
+
+        def run() -> None:
+            with gate.passed():
+                inside.release()
+                leave.wait(30)
+
+        threads = [threading.Thread(target=run) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        return threads, inside, leave
+
+    def test_without_memory_one_compiles_at_a_time(self, free: list[int]) -> None:
+        gate = MemoryGate(needed_bytes=1)
+        threads, inside, leave = self.enter(gate, 3)
+        assert inside.acquire(timeout=10)
+        assert not inside.acquire(timeout=3 * SETTINGS.memory_poll_s)
+        leave.set()
+        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=10)
+        for thread in threads:
+            thread.join()
+
+    def test_what_has_just_begun_counts_as_grown(self, free: list[int]) -> None:
+        gate = MemoryGate(needed_bytes=1)
+        free[0] = 2  # the first sees two, the second sees two and one that has begun, the third must wait
+        threads, inside, leave = self.enter(gate, 3)
+        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=10)
+        assert not inside.acquire(timeout=3 * SETTINGS.memory_poll_s)
+        free[0] = 3
+        assert inside.acquire(timeout=10)
+        leave.set()
+        for thread in threads:
+            thread.join()
+
+    def test_a_closed_gate_holds_nobody(self, free: list[int]) -> None:
+        gate = MemoryGate(needed_bytes=1)
+        threads, inside, leave = self.enter(gate, 2)
+        assert inside.acquire(timeout=10)
+        gate.close()
+        assert inside.acquire(timeout=10)
+        leave.set()
+        for thread in threads:
+            thread.join()

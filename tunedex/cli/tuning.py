@@ -1,0 +1,105 @@
+"""What the commands that measure have in common: how their options are read, how they are watched, what they print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from tunedex.cli.output import microseconds, print_json, say
+from tunedex.core.display import without_password
+from tunedex.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from tunedex.tuner.devices import DetectedDevice
+    from tunedex.tuner.report import Progress
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 366 * 86_400.0
+
+
+def names(kernels: str | None) -> list[str]:
+    """The kernels that ``--kernels`` names; none where it is not given.
+
+    Raises:
+        BadInput: it is given and names none.
+    """
+    if kernels is None:
+        return []
+    found = [name.strip() for name in kernels.split(",") if name.strip()]
+    if not found:
+        raise BadInput("--kernels names no kernel", field="kernels")
+    return found
+
+
+def seconds(text: str | None, option: str) -> float | None:
+    """The time that ``--option`` gives, as ``90s``, ``5m`` or ``1h``; None where it is not given.
+
+    Raises:
+        BadInput: it is no time.
+    """
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    found = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
+    if not 0 < found <= _LONGEST_S:
+        raise BadInput(f"--{option} {text} is not a time above 0 and up to a year, such as 90s, 5m or 1h", field=option)
+    return found
+
+
+def command_line() -> str:
+    """The command as it was given, less the password of a database."""
+    return shlex.join(["tuner", *map(without_password, sys.argv[1:])])
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def announce(found: DetectedDevice) -> None:
+    """Say which device comes next, and what is to be known of it."""
+    for line in (f"{found.device.name} ({found.device.key})", *found.notes):
+        say(line)
+
+
+def print_documents(documents: Sequence[Mapping[str, Any]], command: str, several: str) -> None:
+    """One JSON document: the only device's, or those of all under the name ``several``."""
+    head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
+    print_json({**head, **documents[0]} if len(documents) == 1 else {**head, several: documents})
+
+
+@contextmanager
+def watching() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar on standard error; where that is no terminal, a line when a task or its final begins."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("starting", total=None)
+        before = ("", "")
+
+        def watch(progress: Progress) -> None:
+            nonlocal before
+            name, _, rest = progress.task.partition(":")
+            best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
+            bar.update(
+                shown,
+                description=f"{name} {progress.phase}{best}",
+                completed=progress.done,
+                total=progress.total,
+            )
+            if not console.is_terminal and before != (progress.task, progress.phase):
+                say(f"{name} {progress.phase}{best} {rest}".rstrip())
+            before = (progress.task, progress.phase)
+
+        yield watch

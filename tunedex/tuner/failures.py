@@ -1,0 +1,39 @@
+"""Which kind of failure a candidate's exception is."""
+
+from __future__ import annotations
+
+import torch
+
+from tunedex.core.display import one_line
+from tunedex.core.measurement import Failure, FailureKind
+from tunedex.kernels.base import CompileError, OverLimit
+from tunedex.tuner.timing import CaptureError
+
+#: What a message says, in lower case, of the kind of failure that it reports.
+_TELLTALES = (
+    ("illegal memory access", FailureKind.ILLEGAL_ACCESS),
+    ("illegal_address", FailureKind.ILLEGAL_ACCESS),
+    ("misaligned", FailureKind.ILLEGAL_ACCESS),
+    ("out of memory", FailureKind.OOM),
+    ("out_of_memory", FailureKind.OOM),
+    ("can't allocate memory", FailureKind.OOM),
+    ("too many resources", FailureKind.OUT_OF_RESOURCES),
+    ("out_of_resources", FailureKind.OUT_OF_RESOURCES),
+)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The kind of failure that an exception of a candidate is, with its words in one line."""
+    text = one_line(error)[:500]
+    name = type(error).__name__
+    if isinstance(error, OverLimit) or name == "OutOfResources":
+        kind = FailureKind.OUT_OF_RESOURCES
+    elif isinstance(error, CompileError) or name in {"CompilationError", "PTXASError", "CompileTimeAssertionFailure"}:
+        kind = FailureKind.COMPILE_ERROR
+    elif isinstance(error, CaptureError):
+        kind = FailureKind.INVALID_TIMING
+    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        kind = FailureKind.OOM
+    else:
+        kind = next((kind for words, kind in _TELLTALES if words in text.lower()), FailureKind.CRASH)
+    return Failure(kind, f"{name}: {text}")

@@ -1,0 +1,165 @@
+"""Whether somebody else computes on a device while we measure on it.
+
+What merely holds memory, an idle notebook or a display server, is no load. Every look is cheap and at most one is taken
+every ``SETTINGS.watching.load_every_s``: the counters are averages over as long anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunedex.core.device import Device
+from tunedex.tuner.nvml import Nvml, nvml_of
+from tunedex.tuner.settings import SETTINGS, Watching
+
+#: Where Linux keeps its counters.
+_PROC = Path("/proc")
+
+#: Of a core's counters in /proc/stat, those of the time it worked: all but idle and waiting for a disk, and without the
+#: time of guests, which the first two hold already.
+_WORKED = (0, 1, 2, 5, 6, 7)
+
+Look = Callable[[], bool | None]
+
+
+class LoadWatch:
+    """Watches one device for this process.
+
+    It is best made while nothing of ours runs on the device, and has run for a second: what is busy then is somebody
+    else. ``idle`` says that this is so.
+    """
+
+    def __init__(self, device: Device, *, idle: bool = False) -> None:
+        self._look = _look_at(device, idle)
+        self._said: bool | None = None
+        self._next_s = 0.0
+
+    def contended(self) -> bool | None:
+        """Whether somebody else computes on the device now, or did since the last look; None where that is unknown.
+        Never raises."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + SETTINGS.watching.load_every_s
+            self._said = self._look()
+        return self._said
+
+
+class GpuLoad:
+    """Looks at the processes that NVML sees computing on a card.
+
+    Often they are called by ids of another namespace than ours, so our own is not known among them. But the one who
+    looks has just measured, so one of several busy ones is always somebody else, and so is whoever was busy when
+    nothing of ours ran. A driver that tells no processes is believed only in what it said then, of the whole card.
+    """
+
+    def __init__(self, nvml: Nvml, uuid: str, *, idle: bool, settings: Watching = SETTINGS.watching) -> None:
+        self._nvml, self._uuid, self._settings = nvml, uuid, settings
+        self._others = (self._busy() if idle else None) or frozenset()
+        self._busy_before = bool(self._others)
+        if idle and not self._others:
+            self._busy_before = (nvml.busy_percent(uuid) or 0) >= settings.load_gpu_percent
+
+    def __call__(self) -> bool | None:
+        processes = self._nvml.processes(self._uuid, self._settings.load_window_s)
+        if not processes:  # not even we are seen
+            return self._busy_before or None
+        busy = self._above(processes)
+        if os.getpid() in processes:
+            return bool(busy - {os.getpid()})
+        return len(busy) > 1 or bool(busy & self._others)
+
+    def _busy(self) -> frozenset[int]:
+        """The processes, but for this one, that compute now."""
+        processes = self._nvml.processes(self._uuid, self._settings.load_window_s) or {}
+        return self._above(processes) - {os.getpid()}
+
+    def _above(self, processes: Mapping[int, int]) -> frozenset[int]:
+        return frozenset(pid for pid, percent in processes.items() if percent >= self._settings.load_gpu_percent)
+
+
+class CpuLoad:
+    """Compares how long the cores that this process may use have worked with how long we have: this process, and the
+    one that started it, which drives it. Linux counts both; elsewhere nothing is known."""
+
+    def __init__(self, *, proc: Path = _PROC, settings: Watching = SETTINGS.watching) -> None:
+        self._proc, self._settings = proc, settings
+        self._said: bool | None = None
+        self._last = self._read()
+
+    def __call__(self) -> bool | None:
+        now = self._read()
+        if now is None or self._last is None:
+            self._said, self._last = None, now
+            return None
+        total_s = now.total_s - self._last.total_s
+        if total_s < self._settings.load_every_s:  # the counters' step is 10 ms, and some systems leave them at zero
+            return self._said
+        others_s = (now.worked_s - self._last.worked_s) - (now.own_s - self._last.own_s)
+        self._said, self._last = others_s > self._settings.load_cpu_share * total_s, now
+        return self._said
+
+    def _read(self) -> _Worked | None:
+        try:
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+            usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+            total = worked = 0
+            for line in (self._proc / "stat").read_text().splitlines():
+                name, *fields = line.split()
+                if name in usable:
+                    counts = [int(field) for field in fields[:8]]
+                    total += sum(counts)
+                    worked += sum(counts[n] for n in _WORKED)
+            own_s = time.process_time() + self._ticks_of(os.getppid()) * tick_s
+        except (AttributeError, OSError, ValueError, IndexError):
+            return None
+        return _Worked(total * tick_s, worked * tick_s, own_s)
+
+    def _ticks_of(self, pid: int) -> int:
+        """The time that a process has worked; 0 where it is hidden, or gone."""
+        try:
+            # The name in brackets may hold anything, so fields are counted from its end.
+            fields = (self._proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+
+@dataclass(frozen=True)
+class _Worked:
+    """Seconds, summed over the cores: all that passed, those that were worked, and those that we worked."""
+
+    total_s: float
+    worked_s: float
+    own_s: float
+
+
+_watches: dict[str, LoadWatch] = {}
+
+
+def watch(device: Device) -> None:
+    """Begin to watch ``device``, on which nothing of this process runs, nor has run for a second. Never raises."""
+    _watches[_name(device)] = LoadWatch(device, idle=True)
+
+
+def contended(device: Device) -> bool | None:
+    """Whether somebody else computes on ``device``; see `LoadWatch.contended`. The first call begins to watch it, where
+    `watch` did not. Never raises."""
+    name = _name(device)
+    if name not in _watches:
+        _watches[name] = LoadWatch(device)
+    return _watches[name].contended()
+
+
+def _name(device: Device) -> str:
+    return str(device.attributes.get("uuid") or device.key)
+
+
+def _look_at(device: Device, idle: bool) -> Look:
+    if device.kind == "cpu":
+        return CpuLoad()
+    known = nvml_of(device)
+    return GpuLoad(*known, idle=idle) if known else lambda: None
