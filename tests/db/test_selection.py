@@ -137,6 +137,24 @@ def test_an_incumbent_that_now_fails_goes() -> None:
     assert [row.config for row in choice([wrong], before)] == [DEFAULT]
 
 
+def test_a_final_that_was_disturbed_takes_no_incumbents_place() -> None:
+    incumbent = choice([tried(DEFAULT, 100), tried(1, 90)])
+    disturbed = [replace(tried(what, time_us), contended=True) for what, time_us in ((DEFAULT, 80), (1, 85), (2, 40))]
+    assert choice(disturbed, incumbent) == incumbent
+    assert choice(disturbed)[0].config == config(2)
+    old = [replace(row, environment="another") for row in incumbent]
+    assert choice(disturbed, old)[0].config == config(2)
+    quiet = [replace(trial, contended=False) for trial in disturbed]
+    assert choice(quiet, incumbent)[0].config == config(2)
+
+
+def test_a_config_that_fails_in_a_disturbed_final_goes_all_the_same() -> None:
+    incumbent = choice([tried(DEFAULT, 100), tried(1, 90)])
+    failed = replace(tried(1, Failure(FailureKind.CRASH)), contended=True)
+    rows = choice([replace(tried(DEFAULT, 80), contended=True), failed], incumbent)
+    assert [row.config for row in rows] == [DEFAULT]
+
+
 def test_a_final_without_a_measurement_leaves_things_as_they_were() -> None:
     before = choice([tried(DEFAULT, 100), tried(1, 50), tried(2, 60)])
     assert choice([], before) == before

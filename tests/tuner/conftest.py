@@ -22,5 +22,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     all_kernels.cache_clear()
     yield all_kernels()["planted"]
     all_kernels.cache_clear()
-    for name in ("planted", "planted_faults", "planted_triton"):
+    for name in ("planted", "planted_faults", "planted_steps", "planted_triton"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def steps(planted: Kernel) -> Kernel:
+    """The kernel ``steps``: all of its configs are right."""
+    return all_kernels()["steps"]

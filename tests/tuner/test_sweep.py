@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sweeping import DIMS, PROBLEM, sweep, trials_in, tuner
 
 from tunedex.cli.app import run
 from tunedex.cli.tuning import command_line
-from tunedex.core.config import Config
 from tunedex.core.host import cpu
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.snapshot import Match
-from tunedex.db import Store, open_store
-from tunedex.db.records import Stage, SweepStatus
+from tunedex.db import open_store
+from tunedex.db.records import Stage
 from tunedex.kernels.base import Kernel
-
-PROBLEM = "planted:batch=1,rows=37,cols=61,dtype=float32"
-DIMS = {"rows": 37, "cols": 61, "dtype": "float32"}
-
-
-def tuner(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tunedex", *arguments], capture_output=True, text=True, timeout=240, check=False
-    )
-
-
-def sweep(db: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", PROBLEM, *arguments)
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
     return tmp_path / "tunedex.db"
-
-
-def trials_in(store: Store) -> list:
-    return store.list_trials(limit=1000).items
 
 
 def test_every_fault_costs_one_trial_of_its_kind(planted: Kernel, db: Path) -> None:
@@ -81,23 +59,6 @@ def test_every_fault_costs_one_trial_of_its_kind(planted: Kernel, db: Path) -> N
     assert answer.revision == document["revision"]
 
 
-def test_a_second_run_repeats_no_config(planted: Kernel, db: Path) -> None:
-    first = sweep(db, "--trials", "4", "--json")
-    assert first.returncode == 0, first.stderr
-    second = sweep(db, "--trials", "8", "--json")
-    assert second.returncode == 0, second.stderr
-    assert json.loads(second.stdout)["results"][0]["trials"] == 8
-    third = sweep(db, "--trials", "8", "--json")
-    with open_store(str(db)) as store:
-        searched = [trial.config for trial in trials_in(store) if trial.stage is Stage.SEARCH]
-        sweeps = store.list_sweeps().items
-    assert len(searched) == len(set(searched)) == 8
-    assert [each.status for each in sweeps] == [SweepStatus.DONE] * 3
-    # Nothing new was tried, so the published state stays as it was.
-    assert json.loads(third.stdout)["revision"] == json.loads(second.stdout)["revision"]
-    assert json.loads(third.stdout)["results"] == json.loads(second.stdout)["results"]
-
-
 def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
     planted: Kernel, db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,16 +83,6 @@ def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
     assert rows[0].default_us == finals["none"].time_us
     assert rows[0].library_us == finals["library"].time_us
     assert not {"late_raise", "late_exit"} & {row.config.values.get("fault") for row in rows}
-
-
-def test_a_search_that_was_cut_before_its_final_gets_one(planted: Kernel, db: Path) -> None:
-    assert sweep(db).returncode == 0
-    with open_store(str(db)) as store:
-        last = next(trial for trial in trials_in(store) if trial.config.library and trial.stage is Stage.SEARCH)
-        store.add_trial(replace(last, id=None, config=Config("numba", {"fault": "none", "gone": 1})))
-    assert sweep(db).returncode == 0
-    with open_store(str(db)) as store:
-        assert {trial.sweep for trial in trials_in(store) if trial.stage is Stage.FINAL} == {1, 2}
 
 
 def test_a_problem_that_cannot_be_set_up_does_not_stop_the_others(planted: Kernel, db: Path) -> None:
@@ -161,97 +112,6 @@ def test_the_seed_is_the_search_s_and_not_the_inputs(planted: Kernel, db: Path) 
 def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tuner", "sweep", "--db", "postgresql://me:secret@host/db", "--trials", "3"])
     assert command_line() == "tuner sweep --db postgresql://host/db --trials 3"
-
-
-def start(db: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tunedex", "sweep", "--device", "cpu", "--db", str(db), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_trials(db: Path, count: int) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        if db.exists():
-            with open_store(str(db)) as store:
-                if len(trials_in(store)) >= count:
-                    return
-        time.sleep(0.2)
-    raise AssertionError(f"no {count} trials in time")
-
-
-LONG = ("--problem", "softmax:batch=2,rows=512,cols=2048,dtype=float32", "--trials", "200")
-
-
-def test_ctrl_c_keeps_what_was_measured_and_the_sweep_goes_on(db: Path) -> None:
-    process = start(db, *LONG)
-    wait_for_trials(db, 4)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "the same command goes on from there" in stderr
-    assert "Traceback" not in stderr
-    with open_store(str(db)) as store:
-        kept = [trial.config for trial in trials_in(store)]
-        assert [each.status for each in store.list_sweeps().items] == [SweepStatus.INTERRUPTED]
-    more = str(len(kept) + 3)
-    again = tuner("sweep", "--device", "cpu", "--db", str(db), "--json", *LONG[:2], "--trials", more)
-    assert again.returncode == 0, again.stderr
-    with open_store(str(db)) as store:
-        searched = [trial.config for trial in trials_in(store) if trial.stage is Stage.SEARCH]
-    assert set(kept) <= set(searched)
-    assert len(searched) == len(set(searched)) == len(kept) + 3
-
-
-def test_kill_9_loses_no_stored_trial_and_leaves_no_worker(db: Path) -> None:
-    process = start(db, *LONG)
-    wait_for_trials(db, 3)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    with open_store(str(db)) as store:
-        assert len(trials_in(store)) >= 3
-    end = time.monotonic() + 20
-    while time.monotonic() < end and _group_lives(process.pid):
-        time.sleep(0.2)
-    assert not _group_lives(process.pid)
-
-
-def test_a_killed_sweep_is_over_once_another_begins(planted: Kernel, db: Path) -> None:
-    process = start(db, *LONG)
-    wait_for_trials(db, 1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert sweep(db, "--trials", "2").returncode == 0
-    with open_store(str(db)) as store:
-        statuses = sorted(each.status for each in store.list_sweeps().items)
-    assert statuses == [SweepStatus.DONE, SweepStatus.INTERRUPTED]
-
-
-def test_two_sweeps_of_one_device_do_not_run_at_once(planted: Kernel, db: Path) -> None:
-    process = start(db, *LONG)
-    wait_for_trials(db, 1)
-    second = sweep(db.with_name("other.db"))
-    os.kill(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
-    assert second.returncode == 2
-    assert f"cpu is being tuned by process {process.pid}" in second.stderr
-    assert process.returncode == 130
-    assert "the same command goes on from there" in stderr
-
-
-def _group_lives(group: int) -> bool:
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            return True
-    return False
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tunedex.core.config import Config
+from tunedex.core.measurement import Failure, FailureKind, Resources
+from tunedex.core.problem import Problem
+from tunedex.db.records import Ceilings
 from tunedex.tuner.process import ChildProcess
-from tunedex.tuner.worker import Worker
+from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.spent import Ledger
+from tunedex.tuner.worker import DeviceLost, NotOpened, Stopped, Worker
 
 START_S = 60.0
 
 
+PROBLEM = Problem("kernel", {"rows": 4}, {}, {"x": "float32"})
+CEILINGS = Ceilings(copy_bytes_s=1e9)
+
+
 class Subject:
-    """Knows its process; starts only where ``allowed`` is there."""
+    """A bench that says with each outcome which process it is; starts only where ``allowed`` is there."""
 
     def __init__(self, allowed: Path) -> None:
         if not allowed.exists():
             raise RuntimeError("not allowed")
+        self._allowed = allowed
 
-    def pid(self) -> int:
-        return os.getpid()
+    def open(self, *arguments: object) -> None:
+        if not self._allowed.exists():
+            raise RuntimeError("no memory")
+
+    def measure(self, config: Config, resources: Resources, best_us: object) -> tuple[object, object]:
+        if config.implementation == "sleeps":
+            time.sleep(600)
+        if config.implementation == "breaks":
+            return Failure(FailureKind.ILLEGAL_ACCESS, "planted"), os.getpid()
+        return os.getpid(), None
 
 
 def alive(pid: int) -> bool:
@@ -44,8 +65,11 @@ def allowed(tmp_path: Path) -> Path:
 def worker_of(allowed: Path) -> Iterator[Callable[[bool], Worker]]:
     made: list[Worker] = []
 
-    def make(ahead: bool) -> Worker:
-        made.append(Worker(lambda: ChildProcess(Subject, allowed, start_s=START_S), ahead=ahead))
+    def make(standby: bool) -> Worker:
+        def process() -> ChildProcess:
+            return ChildProcess(Subject, allowed, start_s=START_S)
+
+        made.append(Worker(process, SETTINGS.timeouts, Ledger(), standby=standby))
         return made[-1]
 
     yield make
@@ -53,24 +77,33 @@ def worker_of(allowed: Path) -> Iterator[Callable[[bool], Worker]]:
         worker.close()
 
 
+def measured(worker: Worker, implementation: str = "some") -> tuple[object, object]:
+    worker.open(PROBLEM, None, 0.0, CEILINGS)
+    outcome, state = worker.measure(Config(implementation, {}), Resources(), {}, START_S)
+    return outcome, state
+
+
 def pid_of(worker: Worker) -> int:
-    found: int = worker.call("pid", timeout_s=START_S)
-    return found
+    pid, _ = measured(worker)
+    assert isinstance(pid, int)
+    return pid
 
 
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("standby", [True, False])
 def test_a_renewed_worker_is_another_process_and_the_first_is_gone(
-    worker_of: Callable[[bool], Worker], ahead: bool
+    worker_of: Callable[[bool], Worker], standby: bool
 ) -> None:
-    worker = worker_of(ahead)
+    worker = worker_of(standby)
     first = pid_of(worker)
     worker.prepare()
     assert pid_of(worker) == first
     worker.renew()
-    assert worker.running is ahead
+    assert not alive(first)
+    worker.open(PROBLEM, None, 0.0, CEILINGS)
+    worker.renew()  # it has searched nothing yet
+    assert worker.generation == 1
     second = pid_of(worker)
     assert second != first
-    assert not alive(first)
     worker.close()
     assert not alive(second)
 
@@ -83,7 +116,6 @@ def test_one_that_cannot_be_started_ahead_is_started_when_needed(
     allowed.unlink()
     worker.prepare()
     worker.renew()
-    assert not worker.running
     allowed.touch()
     assert pid_of(worker) != first
 
@@ -93,12 +125,38 @@ def test_closing_ends_one_that_is_being_started(worker_of: Callable[[bool], Work
     worker.prepare()
     worker.close()
     worker.close()
-    assert not worker.running
 
 
-def test_a_discarded_worker_starts_anew(worker_of: Callable[[bool], Worker]) -> None:
+def test_a_worker_with_a_fault_that_sticks_gives_way_to_another(worker_of: Callable[[bool], Worker]) -> None:
     worker = worker_of(False)
-    first = pid_of(worker)
-    worker.discard()
-    assert not worker.running
+    outcome, first = measured(worker, "breaks")
+    assert isinstance(outcome, Failure)
+    assert isinstance(first, int)
+    assert not alive(first)
     assert pid_of(worker) != first
+    assert worker.generation == 1
+
+
+def test_what_cannot_be_opened_and_what_cannot_be_started_are_told_apart(
+    worker_of: Callable[[bool], Worker], allowed: Path
+) -> None:
+    worker = worker_of(False)
+    pid_of(worker)
+    allowed.unlink()
+    with pytest.raises(NotOpened, match=r"cannot be set up: .*no memory"):
+        worker.open(Problem("kernel", {"rows": 8}, {}, {"x": "float32"}), None, 0.0, CEILINGS)
+    with pytest.raises(DeviceLost, match=r"no measuring process can be started: .*not allowed"):
+        worker.open(PROBLEM, None, 0.0, CEILINGS)
+
+
+def test_a_stopped_worker_ends_the_call_under_way(worker_of: Callable[[bool], Worker]) -> None:
+    worker = worker_of(False)
+    pid = pid_of(worker)
+    stopper = threading.Timer(0.5, worker.stop)
+    stopper.start()
+    with pytest.raises(Stopped):
+        measured(worker, "sleeps")
+    with pytest.raises(Stopped):
+        worker.check()
+    worker.close()
+    assert not alive(pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, 
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from tunedex.tuner.devices import DetectedDevice
     from tunedex.tuner.report import Report, Result
+    from tunedex.tuner.spent import Spent
 
 _MOST = 1_000_000
 
@@ -50,6 +53,7 @@ def sweep(
 
     A sweep that ends early keeps what it measured; the same command goes on from there and repeats no config.
     """
+    begun = time.monotonic()  # loading the tuner counts as well
     effort_trials, effort_budget = _bounded("trials", trials, 1), tuning.seconds(budget, "budget")
     longest_trial = tuning.seconds(trial_timeout, "trial-timeout")
     _bounded("seed", seed, 0)
@@ -77,21 +81,26 @@ def sweep(
         seed=seed,
     )
     seen = file.problems if file else ()
-    plans = [(found, tasks_for(found.device, names, given, seen)) for found in detect(device)]
+    alike: dict[str, list[DetectedDevice]] = {}
+    for found in detect(device):
+        alike.setdefault(found.device.key, []).append(found)
+    plans = [(group, tasks_for(group[0].device, names, given, seen)) for group in alike.values()]
     command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
-    tuning.end_on_sigterm()
-    with open_store(db) as store:
-        for found, tasks in plans:
-            tuning.announce(found)
-            if file and file.device_key not in ("", found.device.key):
+    with open_store(db) as store, tuning.ended_by_sigterm():
+        for (first, *others), tasks in plans:
+            for found in (first, *others):
+                tuning.announce(found)
+            environment = environment_of(first.device)
+            if file and file.device_key not in ("", first.device.key):
                 say(f"{problems} was made on {file.device_key}")
             with tuning.watching() as watch:
-                swept = DeviceSweep(store, found, environment_of(found.device), effort, watch, timeouts)
+                swept = DeviceSweep(store, first, environment, effort, watch, timeouts, others=others, begun=begun)
                 reports.append(swept.run(tasks, options))
+            begun = time.monotonic()
             if reports[-1].interrupted:
                 break
     _print(reports, as_json, command)
@@ -109,7 +118,22 @@ def _print(reports: list[Report], as_json: bool, command: str) -> None:
             ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
             [_row(result) for result in report.results],
         )
+        say(_spent(report.spent))
         say(f"published up to revision {report.revision}; `tuner serve` answers from it")
+
+
+def _spent(spent: Spent) -> str:
+    """Where the time went, in one line."""
+    parts = {
+        "measuring": spent.measure_s,
+        "finals": spent.final_s,
+        "starting": spent.start_s + spent.open_s,
+        "waiting for compilers": spent.compile_wait_s,
+        "search and database": spent.search_s + spent.store_s,
+        "other": spent.other_s,
+    }
+    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items() if seconds >= 0.5)
+    return f"{spent.wall_s:.0f} s{': ' + told if told else ''}"
 
 
 def _row(result: Result) -> list[object]:
@@ -132,11 +156,16 @@ def _exit_code(reports: list[Report]) -> int:
         kept = sum(report.new_trials for report in reports)
         say(f"interrupted: {kept} new trials are kept; the same command goes on from there")
         return 130
+    for report in reports:
+        for line in report.lost:
+            say(f"given up: {line}")
+        if report.left:
+            say(f"{report.left} tasks were not reached; the same command goes on with them")
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
         say(f"{result.problem}: no config found ({result.fault or failures or 'nothing could be tried'})")
-    return 1 if unanswered else 0
+    return 0 if all(report.complete for report in reports) else 1
 
 
 def _bounded(name: str, value: int | None, least: int) -> int | None:

@@ -6,13 +6,14 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from tunedex.cli.output import microseconds, print_json, say
@@ -62,9 +63,14 @@ def command_line() -> str:
     return shlex.join(["tuner", *map(without_password, sys.argv[1:])])
 
 
-def end_on_sigterm() -> None:
-    """Let SIGTERM end the command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def announce(found: DetectedDevice) -> None:
@@ -81,25 +87,30 @@ def print_documents(documents: Sequence[Mapping[str, Any]], command: str, severa
 
 @contextmanager
 def watching() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on standard error; where that is no terminal, a line when a task or its final begins."""
+    """A progress bar of each device on standard error; where that is no terminal, a line when a task or its final
+    begins. What it gives may be called from any thread."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    lock = threading.Lock()
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("starting", total=None)
-        before = ("", "")
+        shown: dict[str, TaskID] = {}
+        before: dict[str, tuple[str, str]] = {}
 
         def watch(progress: Progress) -> None:
-            nonlocal before
             name, _, rest = progress.task.partition(":")
             best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
-            bar.update(
-                shown,
-                description=f"{name} {progress.phase}{best}",
-                completed=progress.done,
-                total=progress.total,
-            )
-            if not console.is_terminal and before != (progress.task, progress.phase):
-                say(f"{name} {progress.phase}{best} {rest}".rstrip())
-            before = (progress.task, progress.phase)
+            with lock:
+                if progress.device not in shown:
+                    shown[progress.device] = bar.add_task("starting", total=None)
+                device = f"{progress.device}: " if len(shown) > 1 else ""
+                bar.update(
+                    shown[progress.device],
+                    description=f"{device}{name} {progress.phase}{best}",
+                    completed=progress.done,
+                    total=progress.total,
+                )
+                if not console.is_terminal and before.get(progress.device) != (progress.task, progress.phase):
+                    say(f"{device}{name} {progress.phase}{best} {rest}".rstrip())
+                before[progress.device] = (progress.task, progress.phase)
 
         yield watch

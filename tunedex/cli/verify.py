@@ -43,8 +43,7 @@ def verify(
 
     command = tuning.command_line()
     reports: list[RecheckReport] = []
-    tuning.end_on_sigterm()
-    with open_store(db, create=False) as store:
+    with open_store(db, create=False) as store, tuning.ended_by_sigterm():
         for found in detect(device):
             tuning.announce(found)
             with tuning.watching() as watch:

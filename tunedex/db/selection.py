@@ -11,6 +11,8 @@ Pure, and indifferent to the order of what it is given: equal trials give equal 
    the default and the library call are published whatever their number; the fastest of the rest fill up to 16 rows.
 4. Only times of the final's policy are compared, and only rows measured here.
 5. A config that failed when it was last tried is not served, whatever it did before.
+6. A final that other work on the device disturbed takes no incumbent's place: with its times comes an answer where
+   there was none for this environment and kernel version, and nothing else.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ def select(
         and (row.environment, row.kernel_version, row.measurement.policy)
         == (sample.environment, sample.kernel_version, policy)
     ]
+    if published and any(trial.contended for trial in finals):
+        return _without(failed, incumbent)
     before = next((row for row in incumbent if row.rank == 0), None)
     held = timed.get(before.config.key, before if before in published else None) if before else None
     known = (default, library.config if library is not None else None)

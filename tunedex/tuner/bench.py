@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
@@ -21,7 +21,7 @@ from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.kernels.base import InputSource, Kernel, Launch
 from tunedex.kernels.registry import get_kernel
-from tunedex.tuner import ceilings
+from tunedex.tuner import ceilings, load
 from tunedex.tuner.checking import Refused, check
 from tunedex.tuner.devices import energy_j, sample
 from tunedex.tuner.failures import failure_of
@@ -29,6 +29,7 @@ from tunedex.tuner.nvml import Sample
 from tunedex.tuner.peaks import peaks_of
 from tunedex.tuner.physics import Physics, physics_at, physics_of
 from tunedex.tuner.process import phase
+from tunedex.tuner.rounds import interleaved
 from tunedex.tuner.sampling import Stopwatch, quantile, take
 from tunedex.tuner.sets import InputSet, Outputs, TensorSet, copied, float64_is_slow
 from tunedex.tuner.settings import SETTINGS, Settings
@@ -104,7 +105,9 @@ class Bench:
         self._idle_since = time.perf_counter()
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
-        """See `tunedex.tuner.ceilings.measure`."""
+        """See `tunedex.tuner.ceilings.measure`. Called first of all, when nothing of ours has run on the device yet:
+        who is busy then is somebody else."""
+        load.watch(self._device)
         return ceilings.measure(self._torch_device, peaks, self._device.l2_bytes)
 
     def open(
@@ -184,11 +187,16 @@ class Bench:
         )
         return measurement, state
 
-    def final(self, configs: Sequence[Config]) -> tuple[list[FinalTime | Failure], Sample]:
-        """Time ``configs`` interleaved, in alternating order, on a warmed-up device: under the problem's policy, then
-        with a warm cache. The device's state is read right after; the energy of the fastest is measured last."""
+    def final(
+        self, configs: Sequence[Config], seconds: float | None = None, against: Collection[Config] = ()
+    ) -> tuple[list[FinalTime | Failure], tuple[Sample, ...]]:
+        """Time ``configs`` interleaved, in alternating order, on a warmed-up device: for ``seconds`` (by default
+        those of the settings) under the problem's policy, then half as long with a warm cache. The winner must beat
+        those ``against`` it by the margin. The device's state is read after each round; the energy of the fastest is
+        measured last."""
         opened = self.opened
         finals = self._settings.finals
+        seconds = finals.seconds if seconds is None else seconds
         launches: dict[int, Launch] = {}
         results: dict[int, FinalTime | Failure] = {}
         for n, config in enumerate(configs):
@@ -198,46 +206,47 @@ class Bench:
                 results[n] = failure_of(error)
         self._warm_up(finals.warm_up_s)
         with self._doing("final"):
-            decided = self._timed(launches, opened.policy, finals.seconds)
-            state = sample(self._device)
+            states: list[Sample] = []
+            rivals = {n for n in launches if configs[n] in against}
+            decided = self._timed(launches, opened.policy, seconds, rivals, states)
             warm = decided
             if opened.warm_policy is not opened.policy:
-                warm = self._timed(launches, opened.warm_policy, finals.seconds / 2)
+                warm = self._timed(launches, opened.warm_policy, seconds / 2, (), states)
             for n in launches:
                 results[n] = _final_time(decided[n], warm[n])
             self._add_energy(launches, results)
         self._restore()
-        return [results[n] for n in range(len(configs))], state
+        return [results[n] for n in range(len(configs))], tuple(states)
 
     def interleaved(
-        self, launches: Mapping[K, Launch], policy: Policy, seconds: float
+        self,
+        launches: Mapping[K, Launch],
+        policy: Policy,
+        seconds: float,
+        against: Collection[K] = (),
+        states: list[Sample] | None = None,
     ) -> dict[K, list[float] | Failure]:
-        """Samples of each launch in microseconds, taken in turns and in alternating order for about ``seconds``.
+        """Samples of each launch in microseconds, taken in rounds as `tunedex.tuner.rounds` says, for about
+        ``seconds``. The device's state after each round is put into ``states``.
 
         A launch that fails is left out from then on. A fault that sticks to the process shows in those that follow.
         """
-        finals = self._settings.finals
-        out: dict[K, list[float] | Failure] = {}
-        running: dict[K, Stopwatch] = {}
+        stopwatches: dict[K, Stopwatch] = {}
+        failures: dict[K, Failure] = {}
         for name, launch in launches.items():
             try:
-                running[name] = self._timer.stopwatch(launch, self._sets, policy)
-                out[name] = []
+                stopwatches[name] = self._timer.stopwatch(launch, self._sets, policy)
             except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-                out[name] = failure_of(error)
-        end = time.perf_counter() + seconds
-        for turn in range(finals.rounds):
-            if turn >= finals.min_rounds and time.perf_counter() > end:
-                break
-            for name in list(running) if turn % 2 == 0 else list(reversed(running)):
-                taken = out[name]
-                assert isinstance(taken, list)
-                try:
-                    taken.append(running[name]())
-                except Exception as error:  # noqa: BLE001
-                    out[name] = failure_of(error)
-                    del running[name]
-        return out
+                failures[name] = failure_of(error)
+
+        def look() -> None:
+            if states is not None:
+                states.append(sample(self._device))
+
+        taken = interleaved(
+            stopwatches, seconds, self._settings.finals, failure_of=failure_of, against=against, after_round=look
+        )
+        return {name: failures[name] if name in failures else taken[name] for name in launches}
 
     def bind(self, config: Config) -> Launch:
         """What runs ``config`` on the open problem."""
@@ -268,7 +277,14 @@ class Bench:
         )
         return InputSet.make(kernel, problem, source, max_error, slow=float64_is_slow(self._device))
 
-    def _timed(self, launches: Mapping[K, Launch], policy: Policy, seconds: float) -> dict[K, list[float] | Failure]:
+    def _timed(
+        self,
+        launches: Mapping[K, Launch],
+        policy: Policy,
+        seconds: float,
+        against: Collection[K],
+        states: list[Sample],
+    ) -> dict[K, list[float] | Failure]:
         """`interleaved`, with times that cannot be made failures; once more for all where there are such."""
 
         def faults(times: Mapping[K, list[float] | Failure]) -> dict[K, str]:
@@ -276,9 +292,9 @@ class Bench:
             said = {name: self.opened.physics.fault(time_us, policy) for name, time_us in middle.items()}
             return {name: fault for name, fault in said.items() if fault}
 
-        times = self.interleaved(launches, policy, seconds)
+        times = self.interleaved(launches, policy, seconds, against, states)
         if faults(times):
-            times = self.interleaved(launches, policy, seconds)
+            times = self.interleaved(launches, policy, seconds, against, states)
         return times | {name: Failure(FailureKind.INVALID_TIMING, fault) for name, fault in faults(times).items()}
 
     def _add_energy(self, launches: Mapping[int, Launch], results: dict[int, FinalTime | Failure]) -> None:

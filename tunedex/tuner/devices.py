@@ -21,8 +21,7 @@ from tunedex.core.cuda import from_properties, profile_in
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput, CannotRun, DeviceError
 from tunedex.tuner.load import contended
-from tunedex.tuner.nvml import HARMFUL, Board, Nvml, Sample, bare_uuid, nvml_of, open_nvml
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.nvml import Board, Nvml, Sample, bare_uuid, nvml_of, open_nvml
 
 SELECTORS = "auto, all, cuda, cuda:N or cpu"
 
@@ -115,16 +114,6 @@ def energy_j(device: Device) -> float | None:
     raises."""
     known = nvml_of(device)
     return known[0].energy_j(known[1]) if known else None
-
-
-def steady(samples: Sequence[Sample]) -> bool:
-    """Whether the times beside which ``samples`` were taken can be compared: the SM clocks agree within
-    ``SETTINGS.watching.clock_share`` of the highest, and at none the device slowed down to save itself. What is unknown
-    speaks for nothing."""
-    clocks = [each.clock_mhz for each in samples if each.clock_mhz]
-    if clocks and min(clocks) < (1 - SETTINGS.watching.clock_share) * max(clocks):
-        return False
-    return not any(HARMFUL.intersection((each.throttle or "").split(",")) for each in samples)
 
 
 def _cuda_devices(torch: Any, nvml: Nvml | None) -> list[DetectedDevice]:

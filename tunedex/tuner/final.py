@@ -1,96 +1,169 @@
-"""The final of one problem: who takes part, and their times of one interleaved run."""
+"""The final of a problem: who is in it, and how it is held.
+
+It is interleaved, in a process that searched nothing, and stored whole or not at all. A config that fails in it is
+left out and the others are timed again. One that is disturbed, by other work on the device or by clocks that vary, is
+repeated; where it stays disturbed, its trials say so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from statistics import median_low
 
 from tunedex.core.config import Config
 from tunedex.core.measurement import Failure, FailureKind, Measurement
-from tunedex.core.problem import Problem
-from tunedex.db.records import Stage, Trial
 from tunedex.tuner.bench import FinalTime
-from tunedex.tuner.measurer import STICKY, Measurer
-from tunedex.tuner.nvml import Sample
-from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.space import Space
+from tunedex.tuner.history import Run
+from tunedex.tuner.nvml import Sample, steady
+from tunedex.tuner.settings import SETTINGS, Finals
+from tunedex.tuner.worker import STICKY, FinalTimes
+
+#: What times configs in a final; None where the process fails, by whose fault it does not say.
+Call = Callable[[Sequence[Config]], FinalTimes | None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A final that was held: what each config came to, with its time at a warm cache in microseconds; the device's
+    state beside it; and whether it stayed disturbed, None where the device does not tell."""
+
+    outcomes: Mapping[Config, tuple[Measurement | Failure, float | None]]
+    state: Sample
 
 
 def finalists(
-    searched: Mapping[Config, Measurement], space: Space, incumbent: Config | None, *, bears_error: bool
+    measured: Mapping[Config, Measurement],
+    runs: Mapping[Config, Run],
+    *,
+    known: Sequence[Config],
+    bears_error: bool,
+    compiled: bool = False,
+    settings: Finals = SETTINGS.finals,
 ) -> list[Config]:
-    """Who takes part: the leaders of the search, the default, the library call, and what is served so far."""
-    settings = SETTINGS.finals
-    ranked = sorted(searched, key=lambda config: (searched[config].time_us, config.key))
-    lossless = [config for config in ranked if searched[config].lossless]
-    lossy = [config for config in ranked if not searched[config].lossless]
+    """Who is in the final of a problem, of those that searching ``measured``.
+
+    Args:
+        measured: the times, which say who of one run is how close to the best of that run.
+        runs: the run that each time is of.
+        known: configs that are in it in any case: the default, the library's, the incumbent.
+        bears_error: whether the lossy configs are as good as the others.
+        compiled: whether each is compiled again in the final's process.
+    """
+    most = settings.most_leaders_compiled if compiled else settings.most_leaders
+    ranked = sorted(measured, key=lambda config: (measured[config].time_us, config.key))
+    lossless = [config for config in ranked if measured[config].lossless]
+    lossy = [config for config in ranked if not measured[config].lossless]
     own = [config for config in lossless if not config.library]
     # Other work on the machine lifts a median, less so a low quantile: what it held back gets its chance here.
-    quiet = sorted(own, key=lambda config: (searched[config].p20_us, config.key))
+    quiet = sorted(own, key=lambda config: (measured[config].p20_us, config.key))
     wanted = [
-        *lossless[: settings.leaders],
+        *_leaders(lossless, measured, runs, most, settings),
         *own[:1],
         *quiet[: settings.quiet_leaders],
-        *lossy[: settings.leaders if bears_error else settings.lossy_leaders],
-        *([space.default] if space.default else []),
-        *space.library,
-        *([incumbent] if incumbent else []),
+        *(_leaders(lossy, measured, runs, most, settings) if bears_error else lossy[: settings.lossy_leaders]),
+        *known,
     ]
-    return [config for config in dict.fromkeys(wanted) if config in searched]
+    return [config for config in dict.fromkeys(wanted) if config in measured]
 
 
-def take_final(
-    measurer: Measurer, problem: Problem, configs: Sequence[Config], searched: Mapping[Config, Measurement]
-) -> list[Trial]:
-    """The trials of one interleaved final of ``configs``, to be stored whole; none where it cannot be had.
+def _leaders(
+    ranked: Sequence[Config],
+    measured: Mapping[Config, Measurement],
+    runs: Mapping[Config, Run],
+    most: int,
+    settings: Finals,
+) -> list[Config]:
+    """The first of ``ranked``: a fixed number, and who lies so close to the best of its run that searching cannot tell.
+    Of those, at most ``most``, and only as many as the least number of rounds has time for."""
+    leaders = list(ranked[: settings.leaders])
+    for config in _close(ranked, measured, runs, settings.lead_share):
+        if config in leaders:
+            continue
+        round_us = sum(measured[each].time_us for each in (*leaders, config))
+        if len(leaders) >= most or settings.min_rounds * round_us > 1e6 * settings.seconds:
+            break
+        leaders.append(config)
+    return leaders
 
-    A config that fails in it is left out and the others are timed again; one whose failure cannot be laid on any
-    config leaves things as they were.
+
+def _close(
+    ranked: Sequence[Config], measured: Mapping[Config, Measurement], runs: Mapping[Config, Run], share: float
+) -> list[Config]:
+    """Who lies within ``share`` of the best of its run: the best of each run, then the second of each, and so on."""
+    by_run: dict[Run, list[Config]] = {}
+    for config in ranked:
+        group = by_run.setdefault(runs[config], [])
+        if not group or measured[config].time_us <= (1 + share) * measured[group[0]].time_us:
+            group.append(config)
+    return [config for rank in zip_longest(*by_run.values()) for config in rank if config is not None]
+
+
+def hold(
+    configs: Sequence[Config],
+    measured: Mapping[Config, Measurement],
+    call: Call,
+    *,
+    again: Callable[[], bool],
+    settings: Finals = SETTINGS.finals,
+) -> Held | None:
+    """Hold the final of ``configs``, which searching ``measured``; None where no config has a time in it.
+
+    ``again`` says whether there is time to repeat one that was disturbed.
     """
     failed: dict[Config, Failure] = {}
-    times: list[FinalTime | Failure] = []
-    state = Sample()
-    while configs and not times:
-        called = measurer.final(problem, configs)
-        if called is None:
-            failed |= _culprits(measurer, problem, configs)
-            rest = [config for config in configs if config not in failed]
-            if not rest or rest == configs or problem.key in measurer.faults:
-                return []
-            configs = rest
-            continue
-        times, state = called
-        bad = {c: t for c, t in zip(configs, times, strict=True) if isinstance(t, Failure)}
-        if any(failure.kind in STICKY for failure in bad.values()):
-            measurer.distrust()
-            # Only the first may be at fault: what follows it ran in a process that it had broken.
-            first = next(config for config in configs if config in bad)
-            failed[first] = bad[first]
-            configs = [config for config in configs if config != first]
-            times = []
+    for turn in range(1 + settings.repeats):
+        times = _timed([config for config in configs if config not in failed], failed, call)
+        if times is None:
+            return None
+        found, states = times
+        disturbed = any(state.contended for state in states) or not steady(states, settings.steady_clock_share)
+        if not disturbed or (turn < settings.repeats and not again()):
+            break
     outcomes: dict[Config, tuple[Measurement | Failure, float | None]] = {c: (f, None) for c, f in failed.items()}
-    for config, timed in zip(configs, times, strict=True):
-        outcomes[config] = _timed(searched[config], timed)
+    for config, timed in found.items():
+        outcomes[config] = _outcome(measured[config], timed)
     if not any(isinstance(outcome, Measurement) for outcome, _ in outcomes.values()):
-        return []
-    return [
-        measurer.trial(problem, config, outcome, Stage.FINAL, state, warm_us)
-        for config, (outcome, warm_us) in outcomes.items()
-    ]
+        return None
+    return Held(outcomes, _summary(states, disturbed))
 
 
-def _culprits(measurer: Measurer, problem: Problem, configs: Sequence[Config]) -> dict[Config, Failure]:
-    """Which of ``configs`` the measuring process does not survive when each is timed alone."""
-    failure = Failure(FailureKind.CRASH, "ends the measuring process in the final")
-    return {config: failure for config in configs if measurer.final(problem, [config]) is None}
+def _timed(
+    configs: Sequence[Config], failed: dict[Config, Failure], call: Call
+) -> tuple[dict[Config, FinalTime | Failure], tuple[Sample, ...]] | None:
+    """The times of ``configs``, less those whose failure had the others timed again: these are put into ``failed``.
+    None where there is nobody left, or where the failure cannot be laid on any config."""
+    while configs:
+        called = call(configs)
+        if called is None:
+            failure = Failure(FailureKind.CRASH, "ends the measuring process in the final")
+            culprits = [config for config in configs if call([config]) is None]
+            if not culprits:
+                return None
+        else:
+            found = dict(zip(configs, called.times, strict=True))
+            # Only the first may be at fault: what follows it ran in a process that it had broken.
+            first = next((c for c in configs if isinstance(f := found[c], Failure) and f.kind in STICKY), None)
+            if first is None:
+                return found, called.states
+            culprits, failure = [first], _failure(found[first])
+        failed |= dict.fromkeys(culprits, failure)
+        configs = [config for config in configs if config not in failed]
+    return None
 
 
-def _timed(found: Measurement, timed: FinalTime | Failure) -> tuple[Measurement | Failure, float | None]:
-    """What a final says of a config whose search gave ``found``, and its time with a warm cache."""
+def _failure(timed: FinalTime | Failure) -> Failure:
+    assert isinstance(timed, Failure)
+    return timed
+
+
+def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measurement | Failure, float | None]:
+    """What a final says of a config that searching ``measured``, and its time with a warm cache."""
     if isinstance(timed, Failure):
         return timed, None
     outcome = replace(
-        found,
+        measured,
         time_us=timed.time_us,
         p20_us=timed.p20_us,
         p80_us=timed.p80_us,
@@ -98,3 +171,18 @@ def _timed(found: Measurement, timed: FinalTime | Failure) -> tuple[Measurement 
         energy_j=timed.energy_j,
     )
     return outcome, timed.warm_us
+
+
+def _summary(states: Sequence[Sample], disturbed: bool) -> Sample:
+    """One state for a whole final: median clock, highest temperature, all reasons of throttling."""
+    clocks = [state.clock_mhz for state in states if state.clock_mhz is not None]
+    degrees = [state.temperature_c for state in states if state.temperature_c is not None]
+    told = [state.throttle for state in states if state.throttle is not None]
+    reasons = dict.fromkeys(reason for text in told for reason in text.split(",") if reason)
+    known = any(state.contended is not None for state in states)
+    return Sample(
+        clock_mhz=median_low(clocks) if clocks else None,
+        temperature_c=max(degrees, default=None),
+        throttle=",".join(reasons) if told else None,
+        contended=True if disturbed else False if known else None,
+    )

@@ -52,7 +52,12 @@ def device_lock(detected: DetectedDevice) -> Iterator[None]:
         os.close(descriptor)
 
 
+def lock_name(detected: DetectedDevice) -> str:
+    """What the device's lock is called: the same for every process of this host that means this device."""
+    name = detected.uuid or detected.device.key
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 def _path(detected: DetectedDevice) -> Path:
     """In the folder that all users and containers of a host most likely share."""
-    name = detected.uuid or detected.device.key
-    return Path(tempfile.gettempdir()) / f"tunedex-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+    return Path(tempfile.gettempdir()) / f"tunedex-{lock_name(detected)}.lock"

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -41,9 +41,6 @@ _THROTTLE = {
     0x80: "power_brake",
 }
 
-#: Those by which a device saves itself, whatever runs on it. A power cap is a device's everyday state under load.
-HARMFUL = frozenset({"hardware_slowdown", "thermal", "hardware_thermal", "power_brake"})
-
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -70,13 +67,25 @@ class Board:
 @dataclass(frozen=True)
 class Sample:
     """The state of a device beside a measurement: SM clock in MHz, temperature in °C, reasons of throttling, and
-    whether somebody else computes on it; None where that is unknown, and an empty ``throttle`` where nothing holds it
-    back."""
+    whether other work runs on it. None where the device does not tell, and an empty ``throttle`` where nothing holds
+    it back."""
 
     clock_mhz: int | None = None
     temperature_c: int | None = None
     throttle: str | None = None
     contended: bool | None = None
+
+
+#: Reasons of throttling that a device under steady load also shows: they hold all configs back alike.
+_STEADY_REASONS = frozenset({"power_cap", "sync_boost"})
+
+
+def steady(samples: Sequence[Sample], share: float) -> bool:
+    """Whether the SM clocks of ``samples`` lie within ``share`` of the highest, and nothing but the power limit held
+    the device back. Clocks that are not told count as steady."""
+    clocks = [sample.clock_mhz for sample in samples if sample.clock_mhz]
+    reasons = {reason for sample in samples for reason in (sample.throttle or "").split(",") if reason}
+    return (not clocks or min(clocks) >= (1 - share) * max(clocks)) and reasons <= _STEADY_REASONS
 
 
 class Nvml:

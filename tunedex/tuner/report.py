@@ -26,13 +26,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far."""
+    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far.
+    ``device`` is the selector of the one that is at it."""
 
     task: str
     done: int
     total: int
     best_us: float | None
     phase: str
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,11 @@ class Result:
 
 @dataclass
 class Report:
-    """What a sweep of one device came to."""
+    """What a sweep of one device came to, or of several alike under one key.
+
+    ``lost`` says of each of them that failed on the way why; the others have done its part. ``left`` tasks were not
+    reached.
+    """
 
     detected: DetectedDevice
     environment: Environment
@@ -96,10 +102,12 @@ class Report:
     interrupted: bool = False
     new_trials: int = 0
     spent: Spent = field(default_factory=Spent)
+    lost: list[str] = field(default_factory=list)
+    left: int = 0
 
     @property
     def complete(self) -> bool:
-        return not self.interrupted and all(result.best for result in self.results)
+        return not self.interrupted and not self.left and all(result.best for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 The study is rebuilt from the trial table, so that a killed sweep goes on where it stopped. Ordered tunables are
 suggested as integer indices, unordered ones as categories. What a sampler proposes twice, or against a
-constraint, is answered without running anything.
+constraint, is answered with the config closest to it that is new.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -19,11 +19,12 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import Trial as OptunaTrial
-from optuna.trial import create_trial
+from optuna.trial import TrialState, create_trial
 
 from tunedex.core.config import Config, Value
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Tunable
+from tunedex.tuner.nearest import Nearest, ordered
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
 
@@ -54,27 +55,35 @@ class Search:
         spaces: the space of each of the task's problems.
         sampler: ``auto`` runs the whole space in a seeded order where ``trials`` covers it, else TPE;
             ``brute-force`` runs it in that order up to ``trials``.
-        trials: how many candidates the search may propose, those recalled included; the default and the
-            library call are proposed in any case.
+        trials: how many candidates the search may propose, those recalled included; None is without bound. The default
+            and the library call are proposed in any case.
         seed: the same seed and the same times give the same proposals.
     """
 
-    def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int, seed: int) -> None:
+    def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int | None, seed: int) -> None:
         self._spaces = {space.problem.key: space for space in spaces}
         self._problems = [space.problem for space in spaces]
         self._unseen: dict[Candidate, None] = dict.fromkeys(
             Candidate(space.problem, config) for space in spaces for config in space
         )
-        self.size = len(self._unseen)
         self._random = random.Random(seed)
-        self._running: dict[Candidate, OptunaTrial | None] = {}
+        self._nearest = Nearest(seed)
+        self._running: dict[Candidate, int | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
         self._first = list(self._anchors(spaces))
         self.anchors = frozenset(self._first)
+        #: How many candidates there are; the default need not be a point of the space.
+        self.size = len(self._unseen | dict.fromkeys(self._first))
+        trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
         whole = sampler is Sampler.BRUTE_FORCE or (sampler is Sampler.AUTO and self.size <= trials)
         self._study = None if whole else _study(sampler, trials, seed)
+        if self._study is not None:
+            for space in spaces:
+                for branch in space.branches:
+                    points = (config.values for config in branch.configs)
+                    self._nearest.add((space.problem.key, branch.implementation), branch.tunables, points)
 
     @property
     def told(self) -> Mapping[Candidate, float | None]:
@@ -97,16 +106,16 @@ class Search:
 
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
         """Report the time of ``candidate`` in microseconds for one item of its batch; None for a failure."""
-        trial = self._running.pop(candidate, None)
+        number = self._running.pop(candidate, None)
         self._told[candidate] = time_us
-        if self._study is not None and trial is not None:
-            self._study.tell(trial, self._value(time_us))
+        if self._study is not None and number is not None:
+            self._study.tell(number, self._value(time_us))
 
     def recall(self, candidate: Candidate, time_us: float | None) -> None:
         """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
         if candidate not in self._unseen and candidate not in self._first:
             return
-        self._unseen.pop(candidate, None)
+        self._see(candidate)
         self._first = [first for first in self._first if first != candidate]
         self._told[candidate] = time_us
         self._proposed += 1
@@ -123,23 +132,31 @@ class Search:
         if not self._unseen:
             return None
         if self._study is not None:
-            for _ in range(SETTINGS.stale_asks):
-                trial = self._study.ask()
-                candidate = self._suggest(trial)
-                if candidate in self._unseen:
-                    return self._take(candidate, trial)
-                self._study.tell(trial, self._value(self._told.get(candidate)))
+            trial = self._study.ask()
+            candidate = self._suggest(trial)
+            if candidate in self._unseen:
+                return self._take(candidate, trial.number)
+            # It is known, or never to be: asking again mostly gives the like.
+            self._study.tell(trial, state=TrialState.FAIL)
+            values = self._nearest.closest(_part(candidate), candidate.config.values)
+            if values is not None:
+                return self._take(replace(candidate, config=Config(candidate.config.implementation, values)), None)
         return self._take(self._random.choice(list(self._unseen)), None)
 
-    def _take(self, candidate: Candidate, trial: OptunaTrial | None) -> Candidate:
-        self._unseen.pop(candidate, None)
-        if trial is None and self._study is not None and candidate.config in self._spaces[candidate.problem.key]:
-            parameters, _ = self._encode(candidate)
-            self._study.enqueue_trial(parameters)
-            trial = self._study.ask()
-            self._suggest(trial)
-        self._running[candidate] = trial
+    def _take(self, candidate: Candidate, number: int | None) -> Candidate:
+        """Let ``candidate`` run, as the study's trial of that number, or as one of its own that no sampler is asked."""
+        self._see(candidate)
+        if number is None and self._study is not None and candidate.config in self._spaces[candidate.problem.key]:
+            parameters, distributions = self._encode(candidate)
+            running = create_trial(state=TrialState.RUNNING, params=parameters, distributions=distributions)
+            number = len(self._study.get_trials(deepcopy=False))
+            self._study.add_trial(running)
+        self._running[candidate] = number
         return candidate
+
+    def _see(self, candidate: Candidate) -> None:
+        self._unseen.pop(candidate, None)
+        self._nearest.see(_part(candidate), candidate.config.values)
 
     @staticmethod
     def _anchors(spaces: Sequence[Space]) -> Iterable[Candidate]:
@@ -183,7 +200,7 @@ class Search:
         for tunable in branch.tunables:
             name = _parameter(branch, tunable)
             value = candidate.config.values[tunable.name]
-            parameters[name] = tunable.values.index(value) if _ordered(tunable) else value
+            parameters[name] = tunable.values.index(value) if ordered(tunable) else value
             distributions[name] = _distribution(tunable)
         return parameters, distributions
 
@@ -196,24 +213,24 @@ class Search:
         return list(dict.fromkeys(b.implementation for space in self._spaces.values() for b in space.branches))
 
 
-def _ordered(tunable: Tunable) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in tunable.values)
+def _part(candidate: Candidate) -> tuple[str, str]:
+    return candidate.problem.key, candidate.config.implementation
 
 
 def _parameter(branch: Branch, tunable: Tunable) -> str:
     """The study's name for a tunable. Categories must stay the same within a study, so they are part of the name."""
     name = f"{branch.implementation}.{tunable.name}"
-    return name if _ordered(tunable) else f"{name}={'|'.join(map(str, tunable.values))}"
+    return name if ordered(tunable) else f"{name}={'|'.join(map(str, tunable.values))}"
 
 
 def _distribution(tunable: Tunable) -> BaseDistribution:
-    if _ordered(tunable):
+    if ordered(tunable):
         return IntDistribution(0, len(tunable.values) - 1)
     return CategoricalDistribution(tunable.values)
 
 
 def _suggest(trial: OptunaTrial, name: str, tunable: Tunable) -> Value:
-    if _ordered(tunable):
+    if ordered(tunable):
         return tunable.values[trial.suggest_int(name, 0, len(tunable.values) - 1)]
     value = trial.suggest_categorical(name, tunable.values)
     assert value is not None

@@ -65,18 +65,51 @@ class Verifying:
 
 @dataclass(frozen=True)
 class Finals:
-    """The interleaved final: how many leaders (by median, by the low quantile, of the lossy ones), how many rounds,
-    and the longest it takes. ``warm_up_s`` of work precede it; ``expected_s`` is what one is taken to cost, with its
-    fresh process, until one has been seen."""
+    """The interleaved final.
+
+    Timed are at least ``leaders`` of the fastest configs, and up to ``most_leaders`` whose time lies within
+    ``lead_share`` of the best: what lies closer than searching can tell apart; up to ``most_leaders_compiled`` where
+    each is compiled again in the final's process. So are the ``quiet_leaders`` by the low quantile and the
+    ``lossy_leaders`` among configs that are not lossless.
+
+    The device works for ``warm_up_s`` first. Rounds go on for ``seconds``, at least ``min_rounds`` and at most
+    ``rounds``, or until it is settled with ``confidence`` that none of the others is faster than the leader by more
+    than ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that.
+
+    A final that other work disturbs, or clocks that vary by more than ``steady_clock_share``, is taken up to
+    ``repeats`` times more.
+    """
 
     leaders: int = 5
+    most_leaders: int = 16
+    most_leaders_compiled: int = 8
+    lead_share: float = 0.08
     quiet_leaders: int = 3
     lossy_leaders: int = 2
-    rounds: int = 30
-    min_rounds: int = 9
-    seconds: float = 4.0
     warm_up_s: float = 1.0
-    expected_s: float = 12.0
+    seconds: float = 4.0
+    min_rounds: int = 9
+    rounds: int = 250
+    confidence: float = 0.99
+    settled_share: float = 0.002
+    behind_share: float = 0.05
+    repeats: int = 2
+    steady_clock_share: float = 0.05
+
+
+@dataclass(frozen=True)
+class Budgeting:
+    """How a budget is kept.
+
+    A final takes ``beside_final_s`` beside its timing, until some have shown what it is, and times for at least
+    ``least_final_s``. A trial that a sweep must have gets at least ``least_trial_s`` seconds, however little is left;
+    any other may overdraw the time for searching by ``overdraw_share`` of the budget before it is cut.
+    """
+
+    beside_final_s: float = 6.0
+    least_final_s: float = 0.5
+    least_trial_s: float = 20.0
+    overdraw_share: float = 0.03
 
 
 @dataclass(frozen=True)
@@ -145,13 +178,12 @@ class SelfTest:
 class Watching:
     """What is read of a device beside the measurements.
 
-    SM clocks that differ by more than ``clock_share`` of the highest spoil a comparison. Somebody else's load is looked
-    for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its driver averages over up to a
-    second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display server takes a few; on a CPU
-    since the last look, where ``load_cpu_share`` of the cores' time counts, since the system itself takes some.
+    Somebody else's load is looked for at most every ``load_every_s``: on a GPU in the last ``load_window_s``, since its
+    driver averages over up to a second, where a process counts from ``load_gpu_percent`` of the SMs on, since a display
+    server takes a few; on a CPU since the last look, where ``load_cpu_share`` of the cores' time counts, since the
+    system itself takes some.
     """
 
-    clock_share: float = 0.03
     load_every_s: float = 0.5
     load_window_s: float = 1.0
     load_gpu_percent: int = 10
@@ -183,6 +215,7 @@ class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
+    budgeting: Budgeting = Budgeting()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()
     recheck: Recheck = Recheck()
@@ -191,6 +224,8 @@ class Settings:
     profiling: Profiling = Profiling()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
+    #: How often who waits for a compiled config sees whether the sweep was stopped, in seconds.
+    stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
     window: int = 16
     #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
@@ -199,8 +234,6 @@ class Settings:
     #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
     memory_poll_s: float = 0.5
     memory_settles_s: float = 10.0
-    #: Asks that give nothing new before a random unseen config is taken.
-    stale_asks: int = 20
     #: A failed config counts as this much slower than the slowest that ran.
     failure_penalty: float = 2.0
     #: Batches that ``batch=auto`` may propose, while operands and outputs fit this share of the device's memory.

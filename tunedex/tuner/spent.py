@@ -5,85 +5,94 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+#: What a sweep can be at: starting a measuring process, setting a problem up, waiting for a compiled config,
+#: measuring, a final, proposing configs, the database.
+Part = Literal["start", "open", "compile_wait", "measure", "final", "search", "store"]
 
 
-class Part(StrEnum):
-    """What a moment of a sweep goes into.
-
-    ``first_batch`` is the wait for the first compiled config of a sweep, ``compile_wait`` every later one.
-    """
-
-    START = "start"
-    OPEN = "open"
-    FIRST_BATCH = "first_batch"
-    COMPILE_WAIT = "compile_wait"
-    MEASURE = "measure"
-    FINAL = "final"
-    SEARCH = "search"
-    STORE = "store"
-    OTHER = "other"
-
-
+@dataclass(frozen=True)
 class Spent:
-    """Adds up the seconds of one sweep by their part. Every moment counts for the innermost part alone.
+    """The seconds of a sweep by what it was at; of several devices, their sum.
 
-    Not thread-safe: it is for the one thread that sweeps.
+    ``first_wait_s`` is the part of ``compile_wait_s`` that went by before the first config was compiled, which was
+    ``first_batch_s`` after the begin. On a device whose configs compile where they are measured both are 0.
     """
+
+    wall_s: float = 0.0
+    start_s: float = 0.0
+    open_s: float = 0.0
+    compile_wait_s: float = 0.0
+    measure_s: float = 0.0
+    final_s: float = 0.0
+    search_s: float = 0.0
+    store_s: float = 0.0
+    first_wait_s: float = 0.0
+    first_batch_s: float = 0.0
+
+    @property
+    def other_s(self) -> float:
+        """What is none of these: ceilings, mostly."""
+        known = self.start_s + self.open_s + self.compile_wait_s + self.measure_s + self.final_s
+        return self.wall_s - known - self.search_s - self.store_s
+
+    @property
+    def gpu_busy_share(self) -> float | None:
+        """The share of the time, from the first compiled config on, in which the device did not wait for one; None
+        where no time has gone by."""
+        wall_s = self.wall_s - self.first_batch_s
+        return 1 - (self.compile_wait_s - self.first_wait_s) / wall_s if wall_s > 0 else None
+
+    @property
+    def overhead_share(self) -> float | None:
+        """The share of the time that proposing configs and the database take; None where no time has gone by."""
+        return (self.search_s + self.store_s) / self.wall_s if self.wall_s > 0 else None
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = {name: getattr(self, name) for name in ("other_s", "gpu_busy_share", "overhead_share")}
+        return {name: None if value is None else round(value, 4) for name, value in (asdict(self) | derived).items()}
+
+
+class Ledger:
+    """Books the seconds of one device's part of a sweep, in one thread. What runs inside of something else is booked
+    under its own name alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._begin = self._since = clock()
-        self._part = Part.OTHER
-        self._seconds = dict.fromkeys(Part, 0.0)
-        self._first_end: float | None = None
+        self._begun = clock()
+        self._seconds: dict[str, float] = {}
+        self._inner: list[float] = []
+        self._first_batch: tuple[float, float] | None = None
 
     @contextmanager
-    def on(self, part: Part) -> Iterator[None]:
-        """Count what runs inside for ``part``."""
-        outer = self._switch(part)
+    def of(self, part: Part) -> Iterator[None]:
+        """Book the block under ``part``."""
+        begin = self._clock()
+        self._inner.append(0.0)
         try:
             yield
         finally:
-            self._switch(outer)
+            seconds = self._clock() - begin
+            self._seconds[part] = self._seconds.get(part, 0.0) + seconds - self._inner.pop()
+            if self._inner:
+                self._inner[-1] += seconds
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count what runs inside as waiting for a compiled config."""
-        with self.on(Part.FIRST_BATCH if self._first_end is None else Part.COMPILE_WAIT):
-            yield
-        if self._first_end is None:
-            self._first_end = self._clock()
-
-    @property
-    def wall_s(self) -> float:
-        """The seconds since it was made."""
-        return self._clock() - self._begin
+    def compiled(self) -> None:
+        """A compiled config is there; the first that is ends the time that no sweep can avoid waiting."""
+        if self._first_batch is None:
+            self._first_batch = (self._seconds.get("compile_wait", 0.0), self._clock() - self._begun)
 
     @property
-    def gpu_busy_share(self) -> float:
-        """The share of the time after the first compiled config in which nothing waited for another one."""
-        begin = self._begin if self._first_end is None else self._first_end
-        wall = self._clock() - begin
-        return 1.0 - self._seconds[Part.COMPILE_WAIT] / wall if wall > 0 else 1.0
-
-    @property
-    def overhead_share(self) -> float:
-        """The share of all time that went into proposing configs and into the database."""
-        wall = self.wall_s
-        return (self._seconds[Part.SEARCH] + self._seconds[Part.STORE]) / wall if wall > 0 else 0.0
-
-    def to_dict(self) -> dict[str, float]:
-        self._switch(self._part)
-        return {
-            "wall_s": self.wall_s,
-            **{f"{part.value}_s": seconds for part, seconds in self._seconds.items()},
-            "gpu_busy_share": self.gpu_busy_share,
-            "overhead_share": self.overhead_share,
-        }
-
-    def _switch(self, part: Part) -> Part:
-        now = self._clock()
-        self._seconds[self._part] += now - self._since
-        outer, self._part, self._since = self._part, part, now
-        return outer
+    def spent(self) -> Spent:
+        first_wait_s, first_batch_s = self._first_batch or (0.0, 0.0)
+        return Spent(
+            wall_s=self._clock() - self._begun,
+            first_wait_s=first_wait_s,
+            first_batch_s=first_batch_s,
+            **{f"{part}_s": seconds for part, seconds in self._seconds.items()},
+        )

@@ -6,33 +6,48 @@ or by kill -9, costs the trial under way; the same sweep run again goes on from 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from statistics import mean
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tunedex.core.device import Environment
 from tunedex.db import Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
+from tunedex.tuner.budget import Budget
 from tunedex.tuner.ceilings import faster_precisions
-from tunedex.tuner.compiling import compile_pool
+from tunedex.tuner.compiling import CompilePool, compile_pool
+from tunedex.tuner.context import Context
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.lock import device_lock
-from tunedex.tuner.measurer import Context
+from tunedex.tuner.lock import device_lock, lock_name
 from tunedex.tuner.process import ChildProcess
-from tunedex.tuner.report import Effort, Progress, Report
+from tunedex.tuner.report import Effort, Progress, Report, Result
 from tunedex.tuner.settings import SETTINGS, Timeouts
-from tunedex.tuner.spent import Part, Spent
+from tunedex.tuner.spent import Ledger
+from tunedex.tuner.task_queue import TaskQueue
 from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
-from tunedex.tuner.worker import Worker
+from tunedex.tuner.worker import BenchProcess, DeviceLost, Stopped, Worker
 
 
 class DeviceSweep:
-    """Sweeps tasks on one device. ``watch`` is told of the progress after every trial; ``timeouts`` bound
-    what each step of it may take."""
+    """Sweeps tasks on one device, or on several of one key, which share the tasks.
+
+    Args:
+        store: where trials and results go.
+        detected: the device.
+        environment: what else the times depend on.
+        effort: how much is done.
+        watch: told of the progress after every trial, from the thread of the device that made it.
+        timeouts: what each step may take.
+        others: more devices of the same key.
+        begun: when the budget's time began to run, by ``clock``; default when the sweep does.
+        make: what makes a device's measuring process.
+        clock: gives seconds.
+    """
 
     def __init__(
         self,
@@ -42,115 +57,212 @@ class DeviceSweep:
         effort: Effort,
         watch: Callable[[Progress], None] = lambda progress: None,
         timeouts: Timeouts = SETTINGS.timeouts,
+        *,
+        others: Sequence[DetectedDevice] = (),
+        begun: float | None = None,
+        make: Callable[[DetectedDevice, Timeouts], BenchProcess] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._devices = (detected, *others)
         self._device = detected.device
         self._environment = environment
         self._effort = effort
         self._watch = watch
         self._timeouts = timeouts
-        self._spent = Spent()
-        self._report = Report(detected, environment, spent=self._spent)
-        self._bench = Worker(self._child, ahead=detected.device.kind == "cuda")
+        self._begun = begun
+        self._make = make or measuring_process
+        self._clock = clock
+        self._report = Report(detected, environment)
+        self._reporting = threading.Lock()
 
-    def _child(self) -> ChildProcess:
-        detected, timeouts = self._report.detected, self._timeouts
-        return ChildProcess(
-            Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
-        )
-
-    def run(self, tasks: Sequence[Task], options: dict[str, Any]) -> Report:
+    def run(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> Report:
         """Work through ``tasks``; ``options`` are stored with the sweep. Ctrl-C ends it early, with what is there.
 
         Raises:
-            CannotRun: another process tunes on the device.
+            CannotRun: another process tunes on a device, or no device can be measured on.
         """
+        queue = TaskQueue(tasks, len(self._devices))
+        budget = self._budget()
         try:
-            with self.session(tasks, options) as context:
-                self._run_tasks(tasks, context)
+            with self._recorded(tasks, options) as sweep, compile_pool(self._device, self._timeouts) as pool:
+                self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
             self._report.interrupted = True
+        order = {problem.key: n for n, problem in enumerate(p for task in tasks for p in task.problems)}
+        self._report.results.sort(key=lambda result: order[result.problem.key])
         return self._report
 
     @contextmanager
-    def session(self, tasks: Sequence[Task], options: dict[str, Any]) -> Iterator[Context]:
+    def session(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> Iterator[Context]:
         """The device, held and ready for a `TaskRun` of each of ``tasks``; a sweep in the store from begin to end.
 
         Raises:
-            CannotRun: another process tunes on the device.
+            CannotRun: another process tunes on the device, or it cannot be measured on.
         """
+        detected, budget, ledger = self._devices[0], self._budget(), Ledger(self._clock)
+        with self._recorded(tasks, options) as sweep, compile_pool(self._device, self._timeouts) as pool:
+            worker = self._worker(detected, ledger)
+            try:
+                yield self._context(detected, tasks, worker, pool, budget, ledger, sweep)
+            finally:
+                worker.close()
+
+    def _work_all(
+        self, tasks: Sequence[Task], queue: TaskQueue, budget: Budget, sweep: int, pool: CompilePool | None
+    ) -> None:
+        """Have every device work in a thread of its own until there is no more to do."""
+        ledgers = [Ledger(self._clock) for _ in self._devices]
+        workers = [self._worker(found, ledger) for found, ledger in zip(self._devices, ledgers, strict=True)]
+
+        def work(detected: DetectedDevice, worker: Worker, ledger: Ledger) -> None:
+            try:
+                context = self._context(detected, tasks, worker, pool, budget, ledger, sweep)
+                self._work(context, queue)
+            except Stopped:
+                return
+            except DeviceLost as lost:
+                with self._reporting:
+                    self._report.lost.append(f"{detected.selector}: {lost}")
+            finally:
+                queue.leave()
+                worker.close()
+
+        with ThreadPoolExecutor(len(workers), thread_name_prefix="device") as threads:
+            working = [threads.submit(work, *each) for each in zip(self._devices, workers, ledgers, strict=True)]
+            try:
+                done = wait(working, return_when=FIRST_EXCEPTION).done
+                for future in done:
+                    future.result()
+            except BaseException:
+                queue.stop()
+                for worker in workers:
+                    worker.stop()
+                raise
+            finally:
+                wait(working)
+                for ledger in ledgers:
+                    self._report.spent += ledger.spent
+        self._report.left = queue.left
+        if not self._report.results and self._report.lost:
+            raise DeviceLost("; ".join(self._report.lost))
+
+    def _work(self, context: Context, queue: TaskQueue) -> None:
+        """What one device does: take a task, search it, conclude its problems, and so on."""
+        task = queue.take()
+        run: TaskRun | None = None
+        while task is not None:
+            following: Task | None = None
+            prepared: TaskRun | None = None
+            finished = False
+            try:
+                run = run or TaskRun(context, task)
+                run.search(None if self._effort.budget_s is None else context.budget.search_s(queue.due))
+                # The next task's first configs compile while this one's finals are held.
+                if context.pool is not None and (following := queue.take_ahead()) is not None:
+                    prepared = TaskRun(context, following)
+                    prepared.prepare()
+                for problem in task.problems:
+                    self._concluded(run.conclude(problem, queue.due))
+                    queue.concluded(task)
+                finished = True
+            finally:
+                with self._reporting:
+                    self._report.new_trials += run.new_trials if run else 0
+                queue.done(task) if finished else queue.give_back(task)
+                if not finished and following is not None:
+                    queue.give_back(following)
+            task, run = following or queue.take(), prepared
+
+    def _concluded(self, result: Result) -> None:
+        with self._reporting:
+            others = [each for each in self._report.results if each.problem != result.problem]
+            self._report.results = [*others, result]
+            self._report.revision = max(result.revision, self._report.revision)
+
+    def _budget(self) -> Budget:
+        return Budget(self._effort.budget_s, devices=len(self._devices), begun=self._begun, clock=self._clock)
+
+    def _worker(self, detected: DetectedDevice, ledger: Ledger) -> Worker:
+        # On a CPU the start of a process would disturb what is measured meanwhile.
+        standby = detected.device.kind == "cuda"
+        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby)
+
+    def _context(
+        self,
+        detected: DetectedDevice,
+        tasks: Sequence[Task],
+        worker: Worker,
+        pool: CompilePool | None,
+        budget: Budget,
+        ledger: Ledger,
+        sweep: int,
+    ) -> Context:
+        return Context(
+            store=self._store,
+            device=self._device,
+            environment=self._environment.key,
+            effort=self._effort,
+            sweep=sweep,
+            ceilings=self._ceilings(detected, tasks, worker),
+            worker=worker,
+            pool=pool,
+            watch=self._watch,
+            budget=budget,
+            ledger=ledger,
+            timeouts=self._timeouts,
+            selector=detected.selector,
+        )
+
+    @contextmanager
+    def _recorded(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> Iterator[int]:
+        """The number of a sweep in the store, from begin to end, while every device is held."""
         store, report = self._store, self._report
-        with device_lock(report.detected):
-            self._end_those_killed()
+        with ExitStack() as locks:
+            for detected in self._devices:
+                locks.enter_context(device_lock(detected))
+            held = sorted(map(lock_name, self._devices))
+            self._end_those_killed(held)
             store.register_device(self._device)
             store.register_environment(self._environment)
             store.register_signatures(task.kernel.signature for task in tasks)
-            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, options))
+            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, {**options, "locks": held}))
             status = SweepStatus.FAILED
             try:
-                with compile_pool(self._device, self._timeouts) as pool:
-                    yield Context(
-                        store=store,
-                        device=self._device,
-                        environment=self._environment.key,
-                        effort=self._effort,
-                        sweep=sweep,
-                        ceilings=self._ceilings(tasks),
-                        bench=self._bench,
-                        pool=pool,
-                        watch=self._watch,
-                        spent=self._spent,
-                        timeouts=self._timeouts,
-                    )
+                yield sweep
                 status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
             except KeyboardInterrupt:
                 status = SweepStatus.INTERRUPTED
                 raise
             finally:
-                self._bench.close()
                 store.end_sweep(sweep, status)
 
-    def _run_tasks(self, tasks: Sequence[Task], context: Context) -> None:
-        concluded: list[float] = []
-        for n, task in enumerate(tasks):
-            seconds = None
-            if self._effort.budget_s is not None:
-                # What concluding a problem has cost so far is kept back for those that are still to be concluded.
-                conclude_s = mean(concluded) if concluded else SETTINGS.finals.expected_s
-                waiting = sum(len(task.problems) for task in tasks[n:])
-                left = self._effort.budget_s - self._spent.wall_s - waiting * conclude_s
-                seconds = max(0.0, left) / (len(tasks) - n)
-            run = TaskRun(context, task)
-            try:
-                run.search(seconds)
-                for problem in task.problems:
-                    begin = time.monotonic()
-                    result = run.conclude(problem)
-                    concluded.append(time.monotonic() - begin)
-                    self._report.results.append(result)
-                    self._report.revision = result.revision or self._report.revision
-            finally:
-                self._report.new_trials += run.new_trials
+    def _end_those_killed(self, held: Sequence[str]) -> None:
+        """Say of the sweeps that were killed that they are over: those whose locks are among those ``held`` now. In a
+        shared database a sweep of a device of this key may run on another host."""
+        if not self._store.embedded:
+            return
+        for sweep in self._store.list_sweeps(device=self._device.key, limit=1000).items:
+            locks = sweep.options.get("locks", held)
+            if sweep.status is SweepStatus.RUNNING and sweep.id is not None and not set(held).isdisjoint(locks):
+                self._store.end_sweep(sweep.id, SweepStatus.INTERRUPTED)
 
-    def _end_those_killed(self) -> None:
-        """Say of this device's sweeps that were killed that they are over. In a shared database they may run elsewhere,
-        on a card of the same model; in an embedded one the device's lock shows that none does."""
-        if self._store.embedded:
-            for sweep in self._store.list_sweeps(device=self._device.key, limit=1000).items:
-                if sweep.status is SweepStatus.RUNNING and sweep.id is not None:
-                    self._store.end_sweep(sweep.id, SweepStatus.INTERRUPTED)
-
-    def _ceilings(self, tasks: Sequence[Task]) -> Ceilings:
+    def _ceilings(self, detected: DetectedDevice, tasks: Sequence[Task], worker: Worker) -> Ceilings:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
         machine."""
         peaks = {task.kernel.cost(problem).peak for task in tasks for problem in task.problems} - {""}
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
-        self._watch(Progress("ceilings", 0, 1, None, "measuring"))
-        with self._spent.on(Part.START):
-            self._bench.start()
-        measured: Ceilings = self._bench.call("ceilings", peaks, timeout_s=self._timeouts.ceilings_s)
+        self._watch(Progress("ceilings", 0, 1, None, "measuring", detected.selector))
+        measured = worker.ceilings(peaks)
         if known := self._store.ceilings(self._device.key, self._environment.key):
             measured = measured.highest(known)
         self._store.put_ceilings(self._device.key, self._environment.key, measured)
         return measured
+
+
+def measuring_process(detected: DetectedDevice, timeouts: Timeouts) -> BenchProcess:
+    """A process that owns the device, not started yet."""
+    return ChildProcess(
+        Bench, detected.device, detected.index, start_s=timeouts.start_s, heartbeat_s=timeouts.heartbeat_s
+    )

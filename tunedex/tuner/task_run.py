@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from tunedex.core.config import Config
 from tunedex.core.limits import Limits
@@ -15,74 +16,82 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row, choose
 from tunedex.db.records import Stage, Trial
 from tunedex.db.selection import select
-from tunedex.tuner.ceilings import roofline_share
+from tunedex.tuner.budget import Due
+from tunedex.tuner.ceilings import roofline_share, shortest_us
 from tunedex.tuner.compiling import compiled
-from tunedex.tuner.final import finalists, take_final
-from tunedex.tuner.forward import mapped_forward
-from tunedex.tuner.measurer import Context, Measurer
+from tunedex.tuner.context import Context
+from tunedex.tuner.final import finalists, hold
+from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Progress, Result
 from tunedex.tuner.search import Candidate, Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
-from tunedex.tuner.spent import Part
 from tunedex.tuner.tasks import Task
+from tunedex.tuner.worker import FinalTimes, NotOpened
+
+Compiled = Future[Resources | Failure]
 
 
 class TaskRun:
-    """Searches one task and concludes each of its problems."""
+    """Searches one task and concludes each of its problems.
+
+    Every method raises `Stopped` where the worker is stopped, and `DeviceLost` where the device can be used no more.
+    """
 
     def __init__(self, context: Context, task: Task) -> None:
         self._c = context
         self._task = task
-        self._spaces = {problem.key: Space.of(task.kernel, problem, context.device) for problem in task.problems}
-        self._history: dict[str, list[Trial]] = {problem.key: self._stored(problem) for problem in task.problems}
-        self._measurer = Measurer(context, task)
+        with context.ledger.of("search"):
+            self._spaces = {problem.key: Space.of(task.kernel, problem, context.device) for problem in task.problems}
+        self._history = History(context, task)
+        self._faults: dict[str, str] = {}
+        self._search: Search | None = None
+        self._waiting: dict[Compiled, Candidate] = {}
         self.new_trials = 0
 
-    def search(self, seconds: float | None) -> None:
-        """Search until the trials, the time or the space run out.
+    def prepare(self) -> None:
+        """Propose the first configs and have them compiled, so that they are ready when `search` begins."""
+        if self._search is None:
+            with self._c.ledger.of("search"):
+                self._search = self._recalled()
+        self._ask(self._search, anchors_only=False)
+
+    def search(self, seconds: float | None = None) -> None:
+        """Search until the trials, the space or ``seconds`` (None: without bound) run out.
 
         The default and the library call are measured even when the time is over: without them nothing can be said
         to be better than what the user has.
         """
-        effort = self._c.effort
-        size = sum(map(len, self._spaces.values()))
-        trials = effort.trials if effort.trials is not None else size
-        spaces = list(self._spaces.values())
-        search = Search(spaces, sampler=effort.sampler, trials=trials, seed=effort.seed)
-        for problem in self._task.problems:
-            for trial in self._searched(problem):
-                if not self._refused_too_strictly(trial):
-                    search.recall(Candidate(problem, trial.config), _per_item(trial))
-        total = min(trials, search.size)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        waiting: dict[Future[Resources | Failure], Candidate] = {}
-        spent = self._c.spent
-        self._c.bench.prepare()
+        c = self._c
+        end = math.inf if seconds is None else c.budget.clock() + seconds
+        if self._search is None:
+            with c.ledger.of("search"):
+                self._search = self._recalled()
+        search = self._search
+        total = min(c.effort.trials or search.size, search.size)
         try:
-            while True:
-                over = deadline is not None and time.monotonic() > deadline
-                with spent.on(Part.SEARCH):
-                    asked = search.ask(self._room(len(waiting)), anchors_only=over)
-                waiting |= {self._compiled(candidate): candidate for candidate in asked}
+            while len(self._faults) < len(self._spaces):
+                over = c.budget.clock() >= end
                 if over:
-                    waiting = {f: c for f, c in waiting.items() if c in search.anchors or not f.cancel()}
-                if not waiting or len(self._measurer.faults) == len(self._spaces):
+                    self._drop_all_but(search.anchors)
+                self._ask(search, anchors_only=over)
+                if not self._waiting:
                     return
-                with spent.waiting():
-                    future = next(iter(wait(waiting, return_when=FIRST_COMPLETED).done))
-                candidate = waiting.pop(future)
-                if candidate.problem.key in self._measurer.faults:
+                if (ready := self._next_compiled(end)) is None:
                     continue
-                tried = self._try(candidate, future.result())
+                candidate, resources = ready
+                if c.pool is not None and c.budget.clock() < end:
+                    self._ask(search, anchors_only=False)  # these compile while this one is measured
+                needed = candidate in search.anchors
+                limit_s = c.budget.trial_s(c.timeouts.trial_s, end, needed=needed)
+                tried = self._try(candidate, resources, limit_s)
                 if tried is not None:
-                    with spent.on(Part.SEARCH):
-                        search.tell(candidate, _per_item(tried))
+                    with c.ledger.of("search"):
+                        search.tell(candidate, per_item_us(tried))
                 self._tell(len(search.told), total, "searching")
         finally:
-            for future in waiting:
-                future.cancel()
+            self._drop_all_but(frozenset())
 
     def space(self, problem: Problem) -> Space:
         """The configs of ``problem``, one of the task's."""
@@ -90,7 +99,7 @@ class TaskRun:
 
     def newest(self, problem: Problem, config: Config) -> Trial | None:
         """The newest trial of ``config`` in this environment, finals included."""
-        return next((trial for trial in reversed(self._history[problem.key]) if trial.config == config), None)
+        return self._history.newest(problem, config)
 
     def try_all(self, problem: Problem, configs: Sequence[Config]) -> list[Trial]:
         """Measure each of ``configs`` on ``problem`` now, also those tried before, and store the trials, in order.
@@ -103,7 +112,7 @@ class TaskRun:
         tried = []
         try:
             for n, (candidate, future) in enumerate(zip(candidates, futures, strict=True)):
-                trial = self._try(candidate, future.result())
+                trial = self._try(candidate, future.result(), self._c.timeouts.trial_s)
                 if trial is None:
                     break
                 tried.append(trial)
@@ -113,9 +122,10 @@ class TaskRun:
                 future.cancel()
         return tried
 
-    def conclude(self, problem: Problem) -> Result:
-        """Re-time the leaders of ``problem`` unless a final has already seen them all; publish what is best."""
-        searched = self._searched(problem)
+    def conclude(self, problem: Problem, due: Due | None = None) -> Result:
+        """Re-time the leaders of ``problem`` unless a final has already seen them all; publish what is best. ``due``
+        is what the sweep has still to do, this final included; by default nothing else."""
+        searched = self._history.searched(problem)
         failures = Counter(t.outcome.kind.value for t in searched if isinstance(t.outcome, Failure))
         result = Result(
             problem=problem,
@@ -123,26 +133,19 @@ class TaskRun:
             max_error=self._task.max_error,
             trials=len(searched),
             failures=dict(sorted(failures.items())),
-            fault=self._measurer.faults.get(problem.key, ""),
+            fault=self._faults.get(problem.key, ""),
         )
         if result.fault:
             return result
-        finals = self._newest_final(problem) or self._final(problem)
-        incumbent = self._incumbent(problem)
-        # A share stays with its time as published, also where the ceilings have risen since.
-        shares = {(row.config.key, row.measurement.time_us): row.roofline_share for row in incumbent}
-
-        def share(row: Row) -> float | None:
-            time_us = row.measurement.time_us
-            if published := shares.get((row.config.key, time_us)):
-                return published
-            return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
-
-        default = self._spaces[problem.key].default
-        with self._c.spent.on(Part.STORE):
+        finals = self._history.newest_final(problem) or self._final(problem, due or Due(tasks=1, finals=1))
+        incumbent = self._history.incumbent(problem)
+        with self._c.ledger.of("search"):
+            default = self._spaces[problem.key].default
+            share = self._shares(problem, incumbent)
             rows = select(finals, searched, incumbent, default=default, share=share)
-            revision = 0
-            if rows or incumbent:  # where all fail that was served, nothing is served any more
+        revision = 0
+        if rows or incumbent:  # where all fail that was served, nothing is served any more
+            with self._c.ledger.of("store"):
                 revision = self._c.store.publish(self._c.device.key, {problem: rows}, sweep=self._c.sweep)
         limits = Limits(max_error=self._task.max_error)
         return replace(
@@ -151,99 +154,152 @@ class TaskRun:
             own=choose([row for row in rows if not row.config.library], limits),
             library=choose([row for row in rows if row.config.library], limits),
             revision=revision,
-            fault=self._measurer.faults.get(problem.key, ""),
+            fault=self._faults.get(problem.key, ""),
         )
 
-    def _final(self, problem: Problem) -> list[Trial]:
+    def _final(self, problem: Problem, due: Due) -> list[Trial]:
         """The final of ``problem``, stored whole or not at all."""
-        newest = {trial.config: trial.outcome for trial in self._searched(problem)}
-        searched = {config: outcome for config, outcome in newest.items() if isinstance(outcome, Measurement)}
-        served = next((row.config for row in self._incumbent(problem)), None)
+        c = self._c
+        measured = self._history.measured(problem)
+        space = self._spaces[problem.key]
+        incumbent = (row.config for row in self._history.incumbent(problem)[:1])
+        known = [*([space.default] if space.default else []), *space.library, *incumbent]
+        runs = self._history.runs(problem)
         bears_error = self._task.max_error is not None
-        configs = finalists(searched, self._spaces[problem.key], served, bears_error=bears_error)
-        self._tell(len(configs), len(configs), "final")
-        trials = take_final(self._measurer, problem, configs, searched)
-        if trials:
-            with self._c.spent.on(Part.STORE):
-                ids = self._c.store.add_trials(trials)
-            trials = [replace(trial, id=id_) for trial, id_ in zip(trials, ids, strict=True)]
-            self._history[problem.key] += trials
-        return trials
+        configs = finalists(measured, runs, known=known, bears_error=bears_error, compiled=c.pool is None)
+        if not configs:
+            return []
+        seconds = c.budget.final_s(due)
+        begin = c.budget.clock()
 
-    def _try(self, candidate: Candidate, resources: Resources | Failure) -> Trial | None:
-        """Measure one candidate, whatever it does to the measuring process, and store the trial; None where its
-        problem cannot be set up."""
-        problem, config = candidate.problem, candidate.config
-        measured: tuple[Measurement | Failure, Sample] | None
+        def call(configs: Sequence[Config]) -> FinalTimes | None:
+            self._tell(len(configs), len(configs), "final")
+            self._open(problem)
+            return c.worker.final(configs, seconds, known)
+
+        with c.ledger.of("final"):
+            try:
+                c.worker.renew()
+                held = hold(configs, measured, call, again=lambda: c.budget.allows_another(due, seconds))
+            except NotOpened as fault:
+                self._faults[problem.key] = str(fault)
+                return []
+        if held is None:
+            return []
+        trials = [
+            replace(self._trial(problem, config, outcome, held.state), stage=Stage.FINAL, warm_us=warm_us)
+            for config, (outcome, warm_us) in held.outcomes.items()
+        ]
+        stored = self._history.add(trials)
+        c.budget.held(c.budget.clock() - begin, seconds)
+        return stored
+
+    def _shares(self, problem: Problem, incumbent: Sequence[Row]) -> Callable[[Row], float | None]:
+        """What gives a row's roofline share, which stays with its time as published, also where the ceilings rise."""
+        published = {(row.config.key, row.measurement.time_us): row.roofline_share for row in incumbent}
+
+        def share(row: Row) -> float | None:
+            time_us = row.measurement.time_us
+            known = published.get((row.config.key, time_us))
+            return known or roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
+
+        return share
+
+    def _recalled(self) -> Search:
+        """The task's search as it stands after what was tried so far, in this sweep or before."""
+        effort = self._c.effort
+        search = Search(list(self._spaces.values()), sampler=effort.sampler, trials=effort.trials, seed=effort.seed)
+        for problem in self._task.problems:
+            for trial in self._history.searched(problem):
+                if not self._history.refused_too_strictly(trial):
+                    search.recall(Candidate(problem, trial.config), per_item_us(trial))
+        return search
+
+    def _ask(self, search: Search, *, anchors_only: bool) -> None:
+        """Have as many candidates proposed and compiling as there is room for."""
+        pool = self._c.pool
+        room = (max(SETTINGS.window, pool.processes) if pool else 1) - len(self._waiting)
+        with self._c.ledger.of("search"):
+            for candidate in search.ask(max(0, room), anchors_only=anchors_only):
+                self._waiting[self._compiled(candidate)] = candidate
+
+    def _next_compiled(self, end: float) -> tuple[Candidate, Resources | Failure] | None:
+        """The first candidate that is compiled, in the order in which they were proposed; none where the time for
+        searching ends first, or where its problem cannot be set up."""
+        c = self._c
+        done: set[Compiled] = set()
+        with c.ledger.of("compile_wait"):
+            # Past the end only what a sweep must have is waited for, however long it takes.
+            overdue = c.budget.clock() >= end
+            while not done and (overdue or c.budget.clock() < end):
+                c.worker.check()
+                done = wait(self._waiting, timeout=SETTINGS.stop_poll_s, return_when=FIRST_COMPLETED).done
+        future = next((each for each in self._waiting if each in done), None)
+        if future is None:
+            return None
+        candidate = self._waiting.pop(future)
+        if candidate.problem.key in self._faults:
+            return None
+        if c.pool is not None:
+            c.ledger.compiled()
+        return candidate, future.result()
+
+    def _drop_all_but(self, kept: frozenset[Candidate]) -> None:
+        """Wait for no compilation any more but of ``kept``. One under way ends where nobody looks."""
+        for future in [f for f, candidate in self._waiting.items() if candidate not in kept]:
+            future.cancel()
+            del self._waiting[future]
+
+    def _try(self, candidate: Candidate, resources: Resources | Failure, limit_s: float) -> Trial | None:
+        """Measure one candidate, whatever it does to the measuring process, and store the trial.
+
+        None, and nothing stored, where its problem cannot be set up, or where it took longer than ``limit_s`` and
+        that is less than a trial may take: it is the budget that ended it then.
+        """
+        c, problem, config = self._c, candidate.problem, candidate.config
+        outcome: Measurement | Failure
+        state = Sample()
         if isinstance(resources, Failure):
-            measured = resources, Sample()
+            outcome = resources
         else:
-            measured = self._measurer.measure(problem, config, resources, self._best_us(problem))
-            if measured is None:
+            try:
+                self._open(problem)
+            except NotOpened as fault:
+                self._faults[problem.key] = str(fault)
                 return None
-        outcome, state = measured
-        trial = self._measurer.trial(problem, config, outcome, Stage.SEARCH, state)
-        with self._c.spent.on(Part.STORE):
-            trial = replace(trial, id=self._c.store.add_trial(trial))
-        self._history[problem.key].append(trial)
+            c.worker.prepare()
+            outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
+            cut = limit_s < c.timeouts.trial_s
+            if cut and isinstance(outcome, Failure) and outcome.kind is FailureKind.TIMEOUT:
+                return None
+        (trial,) = self._history.add([self._trial(problem, config, outcome, state)], c.worker.generation)
         self.new_trials += 1
         return trial
 
-    def _stored(self, problem: Problem) -> list[Trial]:
-        return self._c.store.trials_of(
-            problem.key,
+    def _open(self, problem: Problem) -> None:
+        floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
+        self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings)
+
+    def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:
+        return Trial(
+            problem=problem,
             device=self._c.device.key,
             environment=self._c.environment,
             kernel_version=self._task.kernel.signature.version,
+            config=config,
+            outcome=outcome,
+            sweep=self._c.sweep,
+            clock_mhz=state.clock_mhz,
+            temperature_c=state.temperature_c,
+            throttle=state.throttle,
+            contended=state.contended,
+            created_at=datetime.now(UTC),
+            max_error=self._task.max_error,
         )
 
-    def _searched(self, problem: Problem) -> list[Trial]:
-        return [trial for trial in self._history[problem.key] if trial.stage is Stage.SEARCH]
-
-    def _newest_final(self, problem: Problem) -> list[Trial]:
-        """The trials of the newest final, if nothing was measured since: only times of one run are compared."""
-        history = self._history[problem.key]
-        finals = [trial for trial in history if trial.stage is Stage.FINAL]
-        newest = max((trial.sweep or 0 for trial in finals), default=0)
-        finals = [trial for trial in finals if (trial.sweep or 0) == newest]
-        measured = [t.id or 0 for t in history if t.stage is Stage.SEARCH and isinstance(t.outcome, Measurement)]
-        seen = max((trial.id or 0 for trial in finals), default=0)
-        return finals if seen > max(measured, default=0) else []
-
-    def _refused_too_strictly(self, trial: Trial) -> bool:
-        """Whether ``trial`` failed by a bound on its error that this task does not set."""
-        wrong = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.WRONG_RESULT
-        mine = self._task.max_error
-        return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
-
-    def _incumbent(self, problem: Problem) -> Sequence[Row]:
-        return mapped_forward(
-            self._task.kernel, self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
-        )
-
-    def _best_us(self, problem: Problem) -> dict[bool, float]:
-        """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
-        best: dict[bool, float] = {}
-        for trial in self._searched(problem):
-            if isinstance(outcome := trial.outcome, Measurement):
-                best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
-        return best
-
-    def _compiled(self, candidate: Candidate) -> Future[Resources | Failure]:
+    def _compiled(self, candidate: Candidate) -> Compiled:
         return compiled(self._c.pool, candidate.problem, candidate.config)
 
-    def _room(self, waiting: int) -> int:
-        """How many candidates to ask for: as many as compile at once, or one where nothing compiles ahead."""
-        pool = self._c.pool
-        return max(0, (max(SETTINGS.window, pool.processes) if pool else 1) - waiting)
-
     def _tell(self, done: int, total: int, phase: str) -> None:
-        times = [us for trials in self._history.values() for t in trials if (us := _per_item(t)) is not None]
-        self._c.watch(Progress(str(self._task), done, total, min(times, default=None), phase))
-
-
-def _per_item(trial: Trial) -> float | None:
-    """A trial's time for one item of its batch, in microseconds; None for a failure."""
-    if isinstance(trial.outcome, Failure):
-        return None
-    return trial.outcome.time_us / max(1, trial.problem.batch)
+        best_us = self._history.best_per_item_us()
+        self._c.watch(Progress(str(self._task), done, total, best_us, phase, self._c.selector))

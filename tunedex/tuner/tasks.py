@@ -37,7 +37,7 @@ class Preset:
     budget_s: float
 
 
-PRESETS: Mapping[str, Preset] = {"quick": Preset(trials=96, budget_s=140.0)}
+PRESETS: Mapping[str, Preset] = {"quick": Preset(trials=96, budget_s=160.0)}
 
 
 def preset_named(name: str) -> Preset:

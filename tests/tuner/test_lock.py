@@ -1,0 +1,56 @@
+"""One sweep at a time on a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from sweeping import start, sweep, wait_for_trials
+
+from tunedex.core.errors import CannotRun
+from tunedex.core.host import cpu
+from tunedex.kernels.base import Kernel
+from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.lock import device_lock, lock_name
+
+LONG = ("--problem", "steps:batch=1,rows=37,cols=64,dtype=float32", "--trials", "100000")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "tunedex.db"
+
+
+def test_the_lock_is_the_card_s_whatever_its_index_and_name() -> None:
+    card = DetectedDevice(cpu(), index=0, uuid="GPU-one")
+    renumbered = DetectedDevice(cpu(), index=3, uuid="GPU-one", notes=("seen otherwise",))
+    other = DetectedDevice(cpu(), index=0, uuid="GPU-two")
+    assert lock_name(card) == lock_name(renumbered) != lock_name(other)
+
+
+def test_who_comes_second_is_told_by_whom_the_device_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    card = DetectedDevice(cpu(), uuid="GPU-one")
+    with device_lock(card):
+        with pytest.raises(CannotRun, match=f"cpu is being tuned by process {os.getpid()}: "), device_lock(card):
+            raise AssertionError("held twice")
+        with device_lock(DetectedDevice(cpu(), uuid="GPU-two")):
+            pass
+    with device_lock(card):
+        pass
+
+
+def test_two_sweeps_of_one_device_do_not_run_at_once(steps: Kernel, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_SPACE", json.dumps({"steps": [1, 2, 4], "width": list(range(1, 500)), "order": ["a"]}))
+    process = start(db, *LONG)
+    wait_for_trials(db, 1)
+    second = sweep(db.with_name("other.db"))
+    os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"cpu is being tuned by process {process.pid}" in second.stderr
+    assert process.returncode == 130
+    assert "the same command goes on from there" in stderr

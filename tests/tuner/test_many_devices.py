@@ -1,0 +1,243 @@
+"""Several devices of one kind share the tasks of a sweep. Here they are the CPU under several names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import ENVIRONMENT, WHOLE, SimulatedProcess, Simulation, task_of
+
+from tunedex.core.errors import CannotRun
+from tunedex.core.host import cpu
+from tunedex.db import Store, open_store
+from tunedex.db.records import Stage, Sweep, SweepStatus
+from tunedex.kernels.base import Kernel
+from tunedex.tuner.budget import Due
+from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.lock import device_lock, lock_name
+from tunedex.tuner.process import ProcessFailure
+from tunedex.tuner.report import Effort, Progress, Report
+from tunedex.tuner.settings import Timeouts
+from tunedex.tuner.sweep import DeviceSweep
+from tunedex.tuner.task_queue import TaskQueue
+from tunedex.tuner.tasks import Task
+
+#: Two devices that nobody else has, so that their locks are ours.
+TWO = [DetectedDevice(cpu(), uuid=f"SIM-{os.getpid()}-{n}") for n in range(2)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        yield store
+
+
+class Host:
+    """Simulated processes, each knowing its device. ``meet`` has the first problems of all be opened at once."""
+
+    def __init__(self, *, meet: int = 0) -> None:
+        self.simulation = Simulation(lambda config: 100.0 + int(config.key[:2], 16))
+        self.opened: dict[str, list[str]] = {}
+        self.broken: set[str] = set()
+        self.meeting = threading.Barrier(meet) if meet else None
+        self.interrupt_at = 0
+        self.retired: list[str] = []
+
+    def make(self, detected: DetectedDevice, timeouts: Timeouts) -> SimulatedProcess:
+        return Process(self, detected.uuid or "")
+
+    def sweep(self, store: Store, tasks: list[Task], effort: Effort = WHOLE, **more: Any) -> Report:
+        swept = DeviceSweep(store, TWO[0], ENVIRONMENT, effort, others=TWO[1:], make=self.make, **more)
+        return swept.run(tasks, {})
+
+
+class Process(SimulatedProcess):
+    def __init__(self, host: Host, uuid: str) -> None:
+        super().__init__(host.simulation)
+        self._host, self._uuid = host, uuid
+
+    def start(self) -> None:
+        if self._uuid in self._host.broken:
+            raise ProcessFailure("planted: the device is gone")
+        super().start()
+
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        host = self._host
+        if method == "open":
+            mine = host.opened.setdefault(self._uuid, [])
+            mine.append(arguments[0].key)
+            if len(mine) == 1 and host.meeting is not None:
+                host.meeting.wait(30)
+        if method == "measure" and host.interrupt_at:
+            host.interrupt_at -= 1
+            if not host.interrupt_at:
+                os.kill(os.getpid(), signal.SIGINT)
+        if self._uuid in host.broken and method != "ceilings":
+            self.close()
+            raise ProcessFailure("planted: the device is gone")
+        return super().call(method, *arguments, timeout_s=timeout_s)
+
+    def retire(self) -> None:
+        self._host.retired.append(self._uuid)
+        super().retire()
+
+
+def tasks_of(kernel: Kernel, count: int) -> list[Task]:
+    return [task_of(kernel, rows=8 + n) for n in range(count)]
+
+
+def check_whole(store: Store, report: Report, tasks: list[Task]) -> None:
+    """Every task is answered, in order, under the one key; no config was tried twice, and no final is in parts."""
+    assert [result.problem for result in report.results] == [problem for task in tasks for problem in task.problems]
+    assert all(result.best for result in report.results)
+    trials = store.list_trials(limit=1000).items
+    assert {trial.device for trial in trials} == {cpu().key}
+    searched = [(trial.problem.key, trial.config) for trial in trials if trial.stage is Stage.SEARCH]
+    assert len(searched) == len(set(searched))
+    finals = [(trial.problem.key, trial.config) for trial in trials if trial.stage is Stage.FINAL]
+    assert len(finals) == len(set(finals))
+    assert {key for key, _ in finals} == {problem.key for task in tasks for problem in task.problems}
+
+
+def test_they_share_the_tasks_and_one_sweep(steps: Kernel, store: Store) -> None:
+    host, tasks = Host(meet=2), tasks_of(steps, 4)
+    told: list[Progress] = []
+    report = host.sweep(store, tasks, watch=told.append)
+    check_whole(store, report, tasks)
+    assert report.complete
+    assert len(host.opened) == 2
+    (sweep,) = store.list_sweeps().items
+    assert sweep.status is SweepStatus.DONE
+    assert {progress.phase for progress in told} == {"measuring", "searching", "final"}
+
+
+def test_one_that_is_lost_leaves_its_tasks_to_the_other(steps: Kernel, store: Store) -> None:
+    host, tasks = Host(meet=2), tasks_of(steps, 5)
+
+    def watch(progress: Progress) -> None:
+        if progress.done == 3 and progress.phase == "searching":
+            host.broken.add(TWO[1].uuid or "")
+
+    report = host.sweep(store, tasks, watch=watch)
+    check_whole(store, report, tasks)
+    assert len(report.lost) == 1
+    assert "the device is gone" in report.lost[0]
+    assert report.left == 0
+
+
+def test_when_all_are_lost_the_sweep_cannot_run(steps: Kernel, store: Store) -> None:
+    host = Host()
+    host.broken = {device.uuid or "" for device in TWO}
+    with pytest.raises(CannotRun, match="the device is gone"):
+        host.sweep(store, tasks_of(steps, 2))
+    (sweep,) = store.list_sweeps().items
+    assert sweep.status is SweepStatus.FAILED
+
+
+def test_ctrl_c_ends_all(steps: Kernel, store: Store) -> None:
+    host, tasks = Host(meet=2), tasks_of(steps, 6)
+    host.interrupt_at = 12
+    report = host.sweep(store, tasks)
+    assert report.interrupted
+    assert len(report.results) < len(tasks)
+    assert set(host.retired) == {device.uuid for device in TWO}
+    (sweep,) = store.list_sweeps().items
+    assert sweep.status is SweepStatus.INTERRUPTED
+    check_whole(store, Host().sweep(store, tasks), tasks)
+
+
+def test_tasks_that_share_a_problem_are_never_at_work_at_once(steps: Kernel, store: Store) -> None:
+    (first, second) = tasks_of(steps, 2)
+    both = replace(first, problems=(*first.problems, *second.problems))
+    report = Host().sweep(store, [both, second, first])
+    searched = [
+        (trial.problem.key, trial.config)
+        for trial in store.list_trials(limit=1000).items
+        if trial.stage is Stage.SEARCH
+    ]
+    assert len(searched) == len(set(searched))
+    assert report.complete
+
+
+def test_each_device_is_held(steps: Kernel, store: Store) -> None:
+    with device_lock(TWO[1]), pytest.raises(CannotRun, match="is being tuned by process"):
+        Host().sweep(store, tasks_of(steps, 1))
+    with device_lock(TWO[0]), device_lock(TWO[1]):
+        pass
+    assert store.list_sweeps().items == []
+
+
+def test_a_sweep_that_runs_on_another_card_of_the_model_is_not_said_to_be_over(steps: Kernel, store: Store) -> None:
+    store.register_device(cpu())
+    store.register_environment(ENVIRONMENT)
+    elsewhere = {"locks": [lock_name(DetectedDevice(cpu(), uuid="SIM-elsewhere"))]}
+    killed = {"locks": [lock_name(TWO[1]), *elsewhere["locks"]]}
+    for options in (elsewhere, killed):
+        store.start_sweep(Sweep(cpu().key, ENVIRONMENT.key, options))
+    Host().sweep(store, tasks_of(steps, 1))
+    found = {sweep.id: sweep.status for sweep in store.list_sweeps().items}
+    assert found == {1: SweepStatus.RUNNING, 2: SweepStatus.INTERRUPTED, 3: SweepStatus.DONE}
+
+
+def test_two_real_processes(steps: Kernel, store: Store) -> None:
+    tasks = tasks_of(steps, 3)
+    swept = DeviceSweep(store, TWO[0], ENVIRONMENT, Effort(trials=6, budget_s=None), others=TWO[1:])
+    report = swept.run(tasks, {})
+    check_whole(store, report, tasks)
+    assert report.spent.start_s > 0
+
+
+class TestQueue:
+    def test_who_is_at_work_takes_ahead_only_what_nobody_waits_for(self, steps: Kernel) -> None:
+        tasks = tasks_of(steps, 4)
+        queue = TaskQueue(tasks, devices=2)
+        assert [queue.take(), queue.take()] == tasks[:2]
+        assert queue.take_ahead() == tasks[2]
+        assert queue.take_ahead() is None
+        queue.leave()
+        assert queue.take_ahead() == tasks[3]
+
+    def test_what_is_given_back_comes_first(self, steps: Kernel) -> None:
+        tasks = tasks_of(steps, 3)
+        queue = TaskQueue(tasks, devices=1)
+        first = queue.take()
+        assert first is not None
+        queue.concluded(first)
+        queue.give_back(first)
+        assert queue.due == Due(tasks=3, finals=3)
+        assert queue.take() == first
+
+    def test_what_is_due_shrinks_with_each_final(self, steps: Kernel) -> None:
+        task = task_of(steps)
+        both = replace(task, problems=(task.problems[0], task.problems[0].at_batch(2)))
+        queue = TaskQueue([both, task_of(steps, rows=9)], devices=1)
+        assert queue.due == Due(tasks=2, finals=3)
+        taken = queue.take()
+        assert taken is not None
+        queue.concluded(taken)
+        assert queue.due == Due(tasks=2, finals=2)
+        queue.done(taken)
+        assert (queue.due, queue.left) == (Due(tasks=1, finals=1), 1)
+
+    def test_who_waits_gets_what_another_gives_back(self, steps: Kernel) -> None:
+        queue = TaskQueue(tasks_of(steps, 1), devices=2)
+        taken = queue.take()
+        assert taken is not None
+        got: list[Task | None] = []
+        waiting = threading.Thread(target=lambda: got.append(queue.take()))
+        waiting.start()
+        queue.give_back(taken)
+        waiting.join(30)
+        assert got == [taken]
+
+    def test_a_stopped_queue_hands_out_nothing(self, steps: Kernel) -> None:
+        queue = TaskQueue(tasks_of(steps, 3), devices=1)
+        queue.stop()
+        assert queue.take() is None
+        assert queue.take_ahead() is None

@@ -1,0 +1,110 @@
+"""What is known of a task's problems: their trials on this device, in this environment, and what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tunedex.core.config import Config
+from tunedex.core.measurement import Failure, FailureKind, Measurement
+from tunedex.core.problem import Problem
+from tunedex.core.row import Row
+from tunedex.db.records import Stage, Trial
+from tunedex.tuner.context import Context
+from tunedex.tuner.forward import mapped_forward
+from tunedex.tuner.tasks import Task
+
+#: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
+Run = tuple[int, int]
+
+
+class History:
+    """The trials of ``task``'s problems, read once and kept up with what `add` stores."""
+
+    def __init__(self, context: Context, task: Task) -> None:
+        self._c = context
+        self._task = task
+        with context.ledger.of("store"):
+            self._trials = {problem.key: self._stored(problem) for problem in task.problems}
+        self._generations: dict[int | None, int] = {}
+
+    def add(self, trials: Sequence[Trial], generation: int = 0) -> list[Trial]:
+        """Store ``trials``, all or none, and give them back with their numbers. ``generation`` is of the process that
+        they were measured in."""
+        with self._c.ledger.of("store"):
+            ids = self._c.store.add_trials(trials)
+        numbered = [replace(trial, id=id_) for trial, id_ in zip(trials, ids, strict=True)]
+        for trial in numbered:
+            self._trials[trial.problem.key].append(trial)
+            self._generations[trial.id] = generation
+        return numbered
+
+    def searched(self, problem: Problem) -> list[Trial]:
+        """The trials of searching, in the order in which they were stored."""
+        return [trial for trial in self._trials[problem.key] if trial.stage is Stage.SEARCH]
+
+    def newest(self, problem: Problem, config: Config) -> Trial | None:
+        """The newest trial of ``config``, finals included."""
+        return next((trial for trial in reversed(self._trials[problem.key]) if trial.config == config), None)
+
+    def measured(self, problem: Problem) -> dict[Config, Measurement]:
+        """What searching measured of each config when it last tried it; not of those that failed then."""
+        newest = {trial.config: trial.outcome for trial in self.searched(problem)}
+        return {config: outcome for config, outcome in newest.items() if isinstance(outcome, Measurement)}
+
+    def runs(self, problem: Problem) -> dict[Config, Run]:
+        """Which run of a measuring process the newest time of each config is of, as far as is known: the sweep, and of
+        this one the process."""
+        return {t.config: (t.sweep or 0, self._generations.get(t.id, 0)) for t in self.searched(problem)}
+
+    def newest_final(self, problem: Problem) -> list[Trial]:
+        """The trials of the newest final, if nothing was measured since: only times of one run are compared. Empty
+        where other work disturbed it."""
+        trials = self._trials[problem.key]
+        finals = [trial for trial in trials if trial.stage is Stage.FINAL]
+        newest = max((trial.sweep or 0 for trial in finals), default=0)
+        finals = [trial for trial in finals if (trial.sweep or 0) == newest]
+        measured = [t.id or 0 for t in trials if t.stage is Stage.SEARCH and isinstance(t.outcome, Measurement)]
+        seen = max((trial.id or 0 for trial in finals), default=0)
+        disturbed = any(trial.contended for trial in finals)
+        return finals if seen > max(measured, default=0) and not disturbed else []
+
+    def refused_too_strictly(self, trial: Trial) -> bool:
+        """Whether ``trial`` failed by a bound on its error that this task does not set."""
+        wrong = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.WRONG_RESULT
+        mine = self._task.max_error
+        return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
+
+    def best_us(self, problem: Problem) -> dict[bool, float]:
+        """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
+        best: dict[bool, float] = {}
+        for trial in self.searched(problem):
+            if isinstance(outcome := trial.outcome, Measurement):
+                best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
+        return best
+
+    def best_per_item_us(self) -> float | None:
+        """The best time so far for one item of a batch, of all the task's problems, in microseconds."""
+        times = [us for trials in self._trials.values() for t in trials if (us := per_item_us(t)) is not None]
+        return min(times, default=None)
+
+    def incumbent(self, problem: Problem) -> Sequence[Row]:
+        """What is published of ``problem``, configs spelled as the kernel spells them now."""
+        with self._c.ledger.of("store"):
+            rows = self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
+        return mapped_forward(self._task.kernel, rows)
+
+    def _stored(self, problem: Problem) -> list[Trial]:
+        return self._c.store.trials_of(
+            problem.key,
+            device=self._c.device.key,
+            environment=self._c.environment,
+            kernel_version=self._task.kernel.signature.version,
+        )
+
+
+def per_item_us(trial: Trial) -> float | None:
+    """A trial's time for one item of its batch, in microseconds; None for a failure."""
+    if isinstance(trial.outcome, Failure):
+        return None
+    return trial.outcome.time_us / max(1, trial.problem.batch)
