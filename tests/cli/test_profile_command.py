@@ -87,12 +87,19 @@ def test_a_module_is_run_and_an_error_is_the_program_s_own(script: Path, tmp_pat
     assert len(read_problems(tmp_path / "problems.json").problems) == 2
 
 
-@pytest.mark.parametrize("options", [("-c", "print(5); raise SystemExit(4)"), ("-I", "-c", MODEL, "4")])
-def test_a_program_without_torch_has_no_problems(options: tuple[str, ...], tmp_path: Path) -> None:
-    done = tuner(tmp_path, "profile", "--", sys.executable, *options)
-    assert done.returncode == 4
-    assert done.stdout
-    assert "no torch operator seen" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-c", "print(5)"], 2, "the program runs none, or is no Python that reads PYTHONPATH"),
+        (["-c", "print(5); raise SystemExit(4)"], 4, "the program ended with exit code 4"),
+        (["-I", "-c", MODEL], 2, "the program runs none, or is no Python that reads PYTHONPATH"),
+        (["no_such_script.py"], 2, "the program ended with exit code 2"),
+    ],
+)
+def test_a_program_without_torch_has_no_problems(arguments: list[str], code: int, words: str, tmp_path: Path) -> None:
+    done = tuner(tmp_path, "profile", "--", sys.executable, *arguments)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(f"no torch operator seen: {words}")
     assert not (tmp_path / "problems.json").exists()
 
 

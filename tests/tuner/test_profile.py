@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from profiles import problems, profile_in, profiled, recorder_in
 from torch.nn import functional
 
-from tunedex.core.errors import BadInput, UnknownKernel
 from tunedex.core.host import cpu
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.patterns import Call, Pattern
-from tunedex.kernels.registry import all_kernels, builtin_kernels
+from tunedex.kernels.registry import builtin_kernels
 from tunedex.kernels.tensors import arranged
-from tunedex.tuner.problem_file import read_problems
-from tunedex.tuner.profiling.patterns import patterns_of
-from tunedex.tuner.profiling.profile import Profile, profile_of
-from tunedex.tuner.profiling.program import Recording, record
-from tunedex.tuner.profiling.recorder import Recorder, _Watch
 from tunedex.tuner.profiling.remembered import Remembered
-from tunedex.tuner.settings import SETTINGS
 
 X = torch.randn(2, 8, 16)
 WEIGHT, BIAS = torch.randn(24, 16), torch.randn(24)
 SCALE, SHIFT = torch.randn(16), torch.randn(16)
-
-
-def profiled(folder: Path, program: Callable[[], object], **changes: int) -> Profile:
-    """``program`` as it is seen when it runs here, under a recorder with ``changes`` to its settings."""
-    patterns = tuple((kernel, pattern) for kernel in all_kernels().values() for pattern in patterns_of(kernel))
-    plan = {"patterns": [asdict(pattern) for _, pattern in patterns], **asdict(SETTINGS.profiling), **changes}
-    recorder = Recorder(folder, plan)
-    with _Watch(recorder):
-        program()
-    document = json.loads(json.dumps(recorder.document()))
-    assert not document["error"]
-    return profile_of(Recording(0, 1.0, (document,), patterns))
-
-
-def problems(profile: Profile) -> dict[str, int]:
-    """The calls by problem."""
-    return {str(hot.problem): hot.calls for hot in profile.problems}
 
 
 def looked_up(kernel: str, operands: Mapping[str, torch.Tensor], **attributes: str) -> str:
@@ -156,7 +129,7 @@ def test_a_linear_layer_is_found_in_every_mode(tmp_path: Path) -> None:
         "linear_gelu:batch=2,m=8,n=24,k=16,gelu=erf,dtype=bfloat16": 1,
     }
     assert sum(hot.gradient_calls for hot in profile.problems) == 2
-    assert "2 calls want a gradient; tunedex.ops leaves such calls to torch" in profile.notes
+    assert "calls that want a gradient, which tunedex.ops leaves to torch: 2" in profile.notes
 
 
 def _read_twice() -> None:
@@ -330,224 +303,48 @@ def test_a_copy_of_a_remembered_tensor_is_new_memory() -> None:
     assert (remembered.contiguous().stride(), remembered.contiguous().data_ptr()) == ((6, 1), 0)
 
 
-# A program of its own, unchanged.
+class FakeEvent:
+    """An event of a CUDA device on which the time between any two is 2 ms, and which has reached none yet."""
 
-SOFTMAX = "torch.softmax(torch.randn({rows}, 16), -1)"
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
 
+    def record(self, stream: object) -> None:
+        pass
 
-def run(tmp_path: Path, code: str, *options: str) -> Profile:
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    return profile_of(record([sys.executable, *options, str(script)], list(all_kernels().values())))
+    def query(self) -> bool:
+        return False
 
+    def synchronize(self) -> None:
+        pass
 
-def test_threads_forks_and_other_pythons_are_seen(tmp_path: Path) -> None:
-    code = f"""
-import multiprocessing, os, subprocess, sys, threading, torch
-from concurrent.futures import ThreadPoolExecutor
-
-def work(rows):
-    {SOFTMAX.format(rows="rows")}
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    work(1)
-    threads = [threading.Thread(target=work, args=(2,)) for _ in range(2)]
-    [thread.start() for thread in threads], [thread.join() for thread in threads]
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work, 3).result()
-    for rows, method in ((4, "fork"), (5, "spawn")):
-        process = multiprocessing.get_context(method).Process(target=work, args=(rows,))
-        process.start(), process.join()
-    if os.fork() == 0:
-        work(6)
-        sys.exit()
-    os.wait()
-    subprocess.run([sys.executable, "-c", "import torch; {SOFTMAX.format(rows=7)}"], check=True)
-"""
-    profile = run(tmp_path, code)
-    assert profile.exit_code == 0
-    assert problems(profile) == {
-        f"softmax:rows={rows},cols=16,dtype=float32": 2 if rows == 2 else 1 for rows in range(1, 8)
-    }
-    assert profile.processes == 5
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 2.0
 
 
-def test_what_torch_offers_beside_works_as_without(tmp_path: Path) -> None:
-    """Tensors that wrap others, fake ones, transforms, a compiled region, which stays compiled; and what they run
-    inside is seen where it runs."""
-    code = """
-import sys, torch
-from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map_only
-
-class Wrapped(torch.Tensor):
-    @staticmethod
-    def __new__(cls, inner):
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner = inner
-        return made
-    def __init__(self, inner): pass
-    def __tensor_flatten__(self): return ["inner"], None
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        result = func(*tree_map_only(cls, lambda t: t.inner, args), **(kwargs or {}))
-        return tree_map_only(torch.Tensor, cls, result)
-
-assert "torch._dynamo" not in sys.modules
-torch.cos(torch.ones(2))
-assert "torch._dynamo" not in sys.modules
-assert type(torch.softmax(Wrapped(torch.randn(2, 16)), -1)) is Wrapped
-with FakeTensorMode():
-    assert torch.softmax(torch.randn(3, 16), -1).shape == (3, 16)
-torch.func.vmap(lambda t: torch.softmax(t, -1))(torch.randn(4, 16))
-torch.eye(3).to_sparse() * 2
-graphs = []
-def backend(graph, inputs):
-    graphs.append(graph)
-    return lambda *given: [given[-1] + 1]
-torch.compile(lambda t: torch.softmax(t, -1), backend=backend)(torch.zeros(5, 16))
-assert len(graphs) == 1
-"""
-    profile = run(tmp_path, code)
-    assert profile.exit_code == 0
-    assert problems(profile) == {f"softmax:rows={rows},cols=16,dtype=float32": 1 for rows in (2, 4)}
-    assert any(note.startswith("1 graphs of torch.compile") for note in profile.notes)
+def test_on_cuda_the_device_tells_the_time_of_the_first_calls_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    recorder = recorder_in(tmp_path, timed_calls=3)
+    on = torch.device("cpu")  # whose description is to be had here
+    for _ in range(5):
+        if begun := recorder.before(("aten::cos", (), on), on, capturing=False):
+            recorder.after(begun, on)
+    recorder.write()
+    assert recorder.document()["operators"][0]["timed"] == 0
+    recorder.finish()
+    (operator,) = profile_in(recorder).operators
+    assert (operator.calls, operator.total_ms) == (5, 10.0)
 
 
-def test_a_program_s_own_start_runs_and_its_path_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("import builtins; builtins.own_start = __file__\n")
-    monkeypatch.setenv("PYTHONPATH", f"{own}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    code = """
-import sys, pathlib
-assert own_start == sys.modules["sitecustomize"].__file__
-assert not any("tunedex-profile-" in entry for entry in sys.path)
-import torch
-assert type(torch.__spec__.loader) is type(pathlib.__spec__.loader) and torch.__loader__ is torch.__spec__.loader
-assert not any(type(finder).__module__ == "sitecustomize" for finder in sys.meta_path)
-assert not any(name.startswith("tunedex") for name in sys.modules), [n for n in sys.modules if "tunedex" in n]
-torch.softmax(torch.randn(2, 16), -1)
-"""
-    profile = run(tmp_path, code)
-    assert profile.exit_code == 0
-    assert len(profile.problems) == 1
-
-
-def test_what_was_seen_survives_a_kill(tmp_path: Path) -> None:
-    code = f"""
-import os, signal, time, torch
-{SOFTMAX.format(rows=2)}
-time.sleep(2 * {SETTINGS.profiling.write_every_s})
-torch.ones(1).cos()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    profile = run(tmp_path, code)
-    assert profile.exit_code == 128 + signal.SIGKILL
-    assert problems(profile) == {"softmax:rows=2,cols=16,dtype=float32": 1}
-
-
-def test_a_program_that_is_asked_to_end_ends(tmp_path: Path) -> None:
-    code = """
-import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(60)
-"""
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tunedex",
-            "profile",
-            "--out",
-            str(tmp_path / "p.json"),
-            "--",
-            sys.executable,
-            str(script),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 7, done.stderr
-
-
-# Problem files.
-
-ENTRY = {"kernel": "softmax", "dims": {"rows": 4, "cols": 8}, "dtypes": {"x": "float32"}, "share": 0.2}
-
-
-def written(tmp_path: Path, *entries: object, **changes: object) -> Path:
-    path = tmp_path / "problems.json"
-    path.write_text(json.dumps({"tunedex": "problems", "version": 1, "problems": list(entries), **changes}))
-    return path
-
-
-def test_a_problem_file_is_read_most_time_first_and_each_problem_once(tmp_path: Path) -> None:
-    more = {**ENTRY, "dims": {"rows": 9, "cols": 8}, "share": 0.3}
-    path = written(tmp_path, ENTRY, more, {**ENTRY, "layout": "contiguous", "alignment": 16}, device={"key": "name:A"})
-    file = read_problems(path)
-    assert [problem.dims["rows"] for problem in file.problems] == [4, 9]
-    assert file.device_key == "name:A"
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ({}, "has no kernel"),
-        ("softmax", "has no kernel"),
-        ({**ENTRY, "dims": [4, 8]}, "dims is not a JSON object"),
-        ({**ENTRY, "dims": {"rows": 4}}, "softmax needs cols"),
-        ({**ENTRY, "dims": {"rows": 0, "cols": 8}}, "rows=0: nothing to compute"),
-        ({**ENTRY, "dims": {"rows": [4], "cols": 8}}, "is not a whole number"),
-        ({**ENTRY, "dtypes": {"x": "float33"}}, "dtype 'float33' is unknown"),
-        ({**ENTRY, "dtypes": {}}, "softmax needs dtype"),
-        ({**ENTRY, "attributes": {"gelu": "erf"}}, "softmax has no parameter 'gelu'"),
-        ({**ENTRY, "layout": 3}, "layout is not a text"),
-        ({**ENTRY, "layout": "diagonal"}, "layout 'diagonal' is unknown"),
-        ({**ENTRY, "alignment": True}, "alignment is not a whole number"),
-        ({**ENTRY, "alignment": 3}, "alignment=3 is not 1, 2, 4, 8 or 16 bytes"),
-        ({**ENTRY, "share": "most"}, "share 'most' is not a number"),
-        ({**ENTRY, "share": -1}, "share -1 is not a number"),
-    ],
-)
-def test_a_wrong_entry_is_one_line_that_names_its_place(entry: object, words: str, tmp_path: Path) -> None:
-    path = written(tmp_path, ENTRY, entry)
-    with pytest.raises(BadInput) as caught:
-        read_problems(path)
-    assert str(caught.value).startswith(f"{path}: problems[1]: ")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_entry_of_an_unknown_kernel_says_which_are_known(tmp_path: Path) -> None:
-    with pytest.raises(UnknownKernel, match=r"problems\[0\]: kernel 'sofmax' is unknown; known are"):
-        read_problems(written(tmp_path, {**ENTRY, "kernel": "sofmax"}))
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "not a problem file"),
-        (b'{"version": 1, "problems": []}', "not a problem file"),
-        (b'{"tunedex": "problems", "version": 2}', "version 2 is not 1"),
-        (b'{"tunedex": "problems", "version": 1}', "problems is not a list"),
-        (b'{"tunedex": "problems", "version": 1, "problems": []}', "problems is empty"),
-    ],
-)
-def test_what_is_no_problem_file_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "problems.json"
-    path.write_bytes(content)
-    with pytest.raises(BadInput, match=words):
-        read_problems(path)
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_problems(tmp_path / "absent.json")
+def test_a_profile_does_not_tell_one_board_from_another(tmp_path: Path) -> None:
+    profile = profiled(tmp_path, lambda: torch.softmax(X, -1))
+    assert profile.device
+    board = replace(profile, device=replace(profile.device, attributes={"uuid": "GPU-1234"}))
+    document = board.to_dict()
+    assert "GPU-1234" not in json.dumps(document)
+    assert document["device"]["key"] == profile.device.key

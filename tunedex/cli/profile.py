@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tunedex.tuner.profiling.profile import Profile
 
 _DEFAULT_OUT = Path("problems.json")
+#: The exit code where a program that succeeds gives nothing to report.
+_NOTHING_SEEN = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +39,9 @@ def profile(
     """Run a Python program and say which of its operators there are kernels for, on what shapes, with what share of
     the time; and write them as a problem file, which `tuner sweep --problems` takes.
 
-    The program runs as without, and its exit code is this command's. The report goes to standard error; with --json
-    it goes to standard output, and the program's own output to standard error.
+    The program runs as without, and its exit code is this command's; 2 where it ends with 0 and ran no torch operator.
+    The report goes to standard error; with --json it goes to standard output, and the program's own output to standard
+    error.
     """
     from tunedex.kernels.registry import all_kernels
     from tunedex.tuner.problem_file import is_problem_file
@@ -59,10 +62,16 @@ def profile(
     else:
         _print(found)
     if found.device is None:
-        say("no torch operator seen: the program runs none, or is no Python that reads PYTHONPATH (-E, -I, -S do not)")
-    else:
-        _write(out, document, len(found.problems))
+        say(f"no torch operator seen: {_why_none(found.exit_code)}; {out} is not written")
+        return found.exit_code or _NOTHING_SEEN
+    _write(out, document, len(found.problems))
     return found.exit_code
+
+
+def _why_none(exit_code: int) -> str:
+    if exit_code:
+        return f"the program ended with exit code {exit_code}"
+    return "the program runs none, or is no Python that reads PYTHONPATH (-E, -I, -S do not)"
 
 
 def _write(out: Path, document: Any, count: int) -> None:

@@ -11,14 +11,11 @@ from typing import Any
 
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
-from tunedex.core.question import with_work
+from tunedex.core.question import parameters_in, with_work
 from tunedex.kernels.registry import get_kernel
 
 FORMAT = "problems"
 VERSION = 1
-
-_OBJECT, _TEXT, _NUMBER = (dict, "a JSON object"), (str, "a text"), (int, "a whole number")
-_PARTS = {"dims": _OBJECT, "attributes": _OBJECT, "dtypes": _OBJECT, "layout": _TEXT, "alignment": _NUMBER}
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,8 @@ def _problem(entry: Any) -> Problem:
     if not isinstance(entry, dict) or not isinstance(entry.get("kernel"), str):
         raise BadInput("has no kernel")
     signature = get_kernel(entry["kernel"]).signature
-    parts: dict[str, Any] = {}
-    for name, (kind, words) in _PARTS.items():
-        if name not in entry:
-            continue
-        if not isinstance(entry[name], kind) or isinstance(entry[name], bool):
-            raise BadInput(f"{name} is not {words}")
-        parts[name] = entry[name]
-    parameters = {**parts.pop("dims", {}), **parts.pop("attributes", {})}
-    parameters |= {f"{operand}_dtype": dtype for operand, dtype in parts.pop("dtypes", {}).items()}
-    return with_work(signature.problem({**parameters, **parts}))
+    direct = {name: entry[name] for name in ("layout", "alignment") if name in entry}
+    return with_work(signature.problem(parameters_in(signature, entry) | direct))
 
 
 def _share(entry: Mapping[str, Any]) -> float:

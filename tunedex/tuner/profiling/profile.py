@@ -29,6 +29,8 @@ from tunedex.tuner.settings import SETTINGS
 
 #: Operators of this namespace are Tunedex's own.
 _OURS = "tunedex::"
+#: Tensors of an operator that its line names.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Uncovered:
     total_ms: float
 
     def __str__(self) -> str:
-        tensors = zip(self.dtypes, self.shapes, strict=True)
-        return f"{self.operator} {' '.join(f'{dtype}[{_sizes(shape)}]' for dtype, shape in tensors)}".rstrip()
+        tensors = [f"{dtype}[{_sizes(shape)}]" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        shown = tensors[:_SHOWN] + ["..."] * (len(tensors) > _SHOWN)
+        return " ".join([self.operator, *shown])
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,11 @@ class Profile:
         return total_ms / 1e3 / self.wall_s if self.wall_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The problem file, without its date and command."""
+        """The problem file, without its date and command, and without what tells one board from another."""
         return {
             "tunedex": FORMAT,
             "version": VERSION,
-            "device": self.device.to_dict() if self.device else None,
+            "device": replace(self.device, attributes={}).to_dict() if self.device else None,
             "environment": self.environment.to_dict() if self.environment else None,
             "exit_code": self.exit_code,
             "wall_s": self.wall_s,
@@ -150,11 +153,11 @@ def _notes(profile: Profile, seen: Sequence[_Process], others: Sequence[Device],
     if covered_ms:
         yield f"{profile.share(covered_ms):.1%} of the time is in tunedex.ops already"
     if gradients := sum(hot.gradient_calls for hot in profile.problems):
-        yield f"{gradients} calls want a gradient; tunedex.ops leaves such calls to torch"
+        yield f"calls that want a gradient, which tunedex.ops leaves to torch: {gradients}"
     if compiled := sum(process.document["compiled_graphs"] for process in seen):
-        yield f"{compiled} graphs of torch.compile ran whole: what they fuse is not seen, nor is its time"
+        yield f"graphs of torch.compile, in which nothing is seen or timed: {compiled}"
     if captured := sum(process.document["captured_calls"] for process in seen):
-        yield f"{captured} operators were captured in a CUDA graph: the replays are not seen, nor is their time"
+        yield f"operators captured in a CUDA graph, whose replays are not seen or timed: {captured}"
     if others:
         yield f"what ran on {', '.join(other.key for other in others)} is left out"
     yield from sorted({fault for process in seen for fault in process.faults})
