@@ -105,10 +105,11 @@ class CompilePool:
         device: Device,
         timeouts: Timeouts = SETTINGS.timeouts,
         memory_bytes: int = SETTINGS.compiler_limit_bytes,
+        processes: int | None = None,
     ) -> None:
         self._device = device
         self._timeout_s = timeouts.compile_s
-        self.processes = pool_size()
+        self.processes = processes or pool_size()
         self._gate = MemoryGate(SETTINGS.compiler_bytes)
         self._idle: SimpleQueue[ChildProcess] = SimpleQueue()
         self._children = [

@@ -1,30 +1,26 @@
 """The search: which configs to try next, asked of an Optuna study that lives in memory.
 
 The study is rebuilt from the trial table, so that a killed sweep goes on where it stopped. Ordered tunables are
-suggested as integer indices, unordered ones as categories. What a sampler proposes twice, or against a
-constraint, is answered with the config closest to it that is new.
+integer indices in it, unordered ones categories; which implementation and which batch are parameters like them.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import Trial as OptunaTrial
 from optuna.trial import TrialState, create_trial
 
 from tunedex.core.config import Config, Value
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Tunable
-from tunedex.tuner.nearest import Nearest, ordered
+from tunedex.tuner.sampler import ListedSampler, Point, parameters_key
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
 
@@ -53,21 +49,18 @@ class Search:
 
     Args:
         spaces: the space of each of the task's problems.
-        sampler: ``auto`` runs the whole space in a seeded order where ``trials`` covers it, else TPE;
-            ``brute-force`` runs it in that order up to ``trials``.
+        sampler: ``tpe`` learns from the times; ``random`` and ``brute-force`` take the space in a seeded order;
+            ``auto`` is ``brute-force`` where ``trials`` covers the space, else ``tpe``.
         trials: how many candidates the search may propose, those recalled included; None is without bound. The default
             and the library call are proposed in any case.
         seed: the same seed and the same times give the same proposals.
     """
 
     def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int | None, seed: int) -> None:
-        self._spaces = {space.problem.key: space for space in spaces}
-        self._problems = [space.problem for space in spaces]
         self._unseen: dict[Candidate, None] = dict.fromkeys(
             Candidate(space.problem, config) for space in spaces for config in space
         )
         self._random = random.Random(seed)
-        self._nearest = Nearest(seed)
         self._running: dict[Candidate, int | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
@@ -77,13 +70,14 @@ class Search:
         self.size = len(self._unseen | dict.fromkeys(self._first))
         trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
-        whole = sampler is Sampler.BRUTE_FORCE or (sampler is Sampler.AUTO and self.size <= trials)
-        self._study = None if whole else _study(sampler, trials, seed)
-        if self._study is not None:
-            for space in spaces:
-                for branch in space.branches:
-                    points = (config.values for config in branch.configs)
-                    self._nearest.add((space.problem.key, branch.implementation), branch.tunables, points)
+        learns = sampler is Sampler.TPE or (sampler is Sampler.AUTO and self.size > trials)
+        self._points: dict[Candidate, Point] = _points(spaces) if learns else {}
+        self._candidates = {parameters_key(point.parameters): candidate for candidate, point in self._points.items()}
+        self._study: optuna.Study | None = None
+        if learns:
+            settings = SETTINGS.searching
+            startup = max(settings.least_startup, math.ceil(settings.startup_share * trials))
+            self._study = optuna.create_study(sampler=ListedSampler(list(self._points.values()), startup, seed))
 
     @property
     def told(self) -> Mapping[Candidate, float | None]:
@@ -115,48 +109,32 @@ class Search:
         """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
         if candidate not in self._unseen and candidate not in self._first:
             return
-        self._see(candidate)
+        self._unseen.pop(candidate, None)
         self._first = [first for first in self._first if first != candidate]
         self._told[candidate] = time_us
         self._proposed += 1
-        space = self._spaces[candidate.problem.key]
-        if self._study is not None and candidate.config in space:
-            parameters, distributions = self._encode(candidate)
-            self._study.add_trial(
-                create_trial(params=parameters, distributions=distributions, value=self._value(time_us))
-            )
+        self._add_trial(candidate, TrialState.COMPLETE, self._value(time_us))
 
     def _next(self) -> Candidate | None:
         if self._first:
             return self._take(self._first.pop(0), None)
         if not self._unseen:
             return None
-        if self._study is not None:
-            trial = self._study.ask()
-            candidate = self._suggest(trial)
-            if candidate in self._unseen:
-                return self._take(candidate, trial.number)
-            # It is known, or never to be: asking again mostly gives the like.
-            self._study.tell(trial, state=TrialState.FAIL)
-            values = self._nearest.closest(_part(candidate), candidate.config.values)
-            if values is not None:
-                return self._take(replace(candidate, config=Config(candidate.config.implementation, values)), None)
-        return self._take(self._random.choice(list(self._unseen)), None)
+        if self._study is None:
+            return self._take(self._random.choice(list(self._unseen)), None)
+        trial = self._study.ask()
+        candidate = self._candidates[parameters_key(trial.relative_params)]
+        for name, distribution in self._points[candidate].distributions.items():
+            _suggest(trial, name, distribution)
+        return self._take(candidate, trial.number)
 
     def _take(self, candidate: Candidate, number: int | None) -> Candidate:
         """Let ``candidate`` run, as the study's trial of that number, or as one of its own that no sampler is asked."""
-        self._see(candidate)
-        if number is None and self._study is not None and candidate.config in self._spaces[candidate.problem.key]:
-            parameters, distributions = self._encode(candidate)
-            running = create_trial(state=TrialState.RUNNING, params=parameters, distributions=distributions)
-            number = len(self._study.get_trials(deepcopy=False))
-            self._study.add_trial(running)
+        self._unseen.pop(candidate, None)
+        if number is None:
+            number = self._add_trial(candidate, TrialState.RUNNING)
         self._running[candidate] = number
         return candidate
-
-    def _see(self, candidate: Candidate) -> None:
-        self._unseen.pop(candidate, None)
-        self._nearest.see(_part(candidate), candidate.config.values)
 
     @staticmethod
     def _anchors(spaces: Sequence[Space]) -> Iterable[Candidate]:
@@ -173,78 +151,65 @@ class Search:
         known = [value for value in self._told.values() if value is not None]
         return math.log(max(known, default=1e6) * SETTINGS.failure_penalty)
 
-    def _suggest(self, trial: OptunaTrial) -> Candidate:
-        problem = self._problems[0]
-        if len(self._problems) > 1:
-            problem = self._problems[trial.suggest_int("batch", 0, len(self._problems) - 1)]
-        branches = self._spaces[problem.key].branches
-        name = branches[0].implementation
-        names = self._implementations()
-        if len(names) > 1:
-            name = trial.suggest_categorical("implementation", names)
-        branch = next((b for b in branches if b.implementation == name), branches[0])
-        values = {tunable.name: _suggest(trial, _parameter(branch, tunable), tunable) for tunable in branch.tunables}
-        return Candidate(problem, Config(branch.implementation, values))
-
-    def _encode(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        parameters: dict[str, Any] = {}
-        distributions: dict[str, BaseDistribution] = {}
-        if len(self._problems) > 1:
-            parameters["batch"] = self._problems.index(candidate.problem)
-            distributions["batch"] = IntDistribution(0, len(self._problems) - 1)
-        names = self._implementations()
-        if len(names) > 1:
-            parameters["implementation"] = candidate.config.implementation
-            distributions["implementation"] = CategoricalDistribution(names)
-        branch = self._branch(candidate)
-        for tunable in branch.tunables:
-            name = _parameter(branch, tunable)
-            value = candidate.config.values[tunable.name]
-            parameters[name] = tunable.values.index(value) if ordered(tunable) else value
-            distributions[name] = _distribution(tunable)
-        return parameters, distributions
-
-    def _branch(self, candidate: Candidate) -> Branch:
-        branches = self._spaces[candidate.problem.key].branches
-        return next(b for b in branches if b.implementation == candidate.config.implementation)
-
-    def _implementations(self) -> list[str]:
-        """Every implementation that one of the spaces has, in a fixed order."""
-        return list(dict.fromkeys(b.implementation for space in self._spaces.values() for b in space.branches))
+    def _add_trial(self, candidate: Candidate, state: TrialState, value: float | None = None) -> int | None:
+        """Tell the study of a trial that it was not asked for; its number. None where the candidate is no point of the
+        space, as a default may be, or where nothing learns."""
+        if self._study is None or candidate not in self._points:
+            return None
+        point = self._points[candidate]
+        trial = create_trial(
+            state=state, params=dict(point.parameters), distributions=dict(point.distributions), value=value
+        )
+        self._study.add_trial(trial)
+        return len(self._study.get_trials(deepcopy=False)) - 1
 
 
-def _part(candidate: Candidate) -> tuple[str, str]:
-    return candidate.problem.key, candidate.config.implementation
+def _points(spaces: Sequence[Space]) -> dict[Candidate, Point]:
+    """Every candidate of ``spaces`` as a point of one study: batch and implementation are parameters where there are
+    several, and each implementation has parameters of its own."""
+    names = list(dict.fromkeys(branch.implementation for space in spaces for branch in space.branches))
+    points: dict[Candidate, Point] = {}
+    for batch, space in enumerate(spaces):
+        for branch in space.branches:
+            shared: dict[str, Any] = {}
+            distributions: dict[str, BaseDistribution] = {}
+            if len(spaces) > 1:
+                shared["batch"] = batch
+                distributions["batch"] = IntDistribution(0, len(spaces) - 1)
+            if len(names) > 1:
+                shared["implementation"] = branch.implementation
+                distributions["implementation"] = CategoricalDistribution(names)
+            parameters = {tunable.name: _parameter(branch, tunable) for tunable in branch.tunables}
+            distributions |= {parameters[tunable.name]: _distribution(tunable) for tunable in branch.tunables}
+            for config in branch.configs:
+                values = {parameters[t.name]: _encoded(t, config.values[t.name]) for t in branch.tunables}
+                points[Candidate(space.problem, config)] = Point(shared | values, distributions)
+    return points
+
+
+def _ordered(tunable: Tunable) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in tunable.values)
 
 
 def _parameter(branch: Branch, tunable: Tunable) -> str:
     """The study's name for a tunable. Categories must stay the same within a study, so they are part of the name."""
     name = f"{branch.implementation}.{tunable.name}"
-    return name if ordered(tunable) else f"{name}={'|'.join(map(str, tunable.values))}"
+    return name if _ordered(tunable) else f"{name}={'|'.join(map(str, tunable.values))}"
+
+
+def _encoded(tunable: Tunable, value: Value) -> Value:
+    return tunable.values.index(value) if _ordered(tunable) else value
 
 
 def _distribution(tunable: Tunable) -> BaseDistribution:
-    if ordered(tunable):
+    if _ordered(tunable):
         return IntDistribution(0, len(tunable.values) - 1)
     return CategoricalDistribution(tunable.values)
 
 
-def _suggest(trial: OptunaTrial, name: str, tunable: Tunable) -> Value:
-    if ordered(tunable):
-        return tunable.values[trial.suggest_int(name, 0, len(tunable.values) - 1)]
-    value = trial.suggest_categorical(name, tunable.values)
-    assert value is not None
-    return value
-
-
-def _study(sampler: Sampler, trials: int, seed: int) -> optuna.Study:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        chosen: BaseSampler
-        if sampler is Sampler.RANDOM:
-            chosen = RandomSampler(seed=seed)
-        else:
-            chosen = TPESampler(
-                n_startup_trials=max(8, trials // 4), multivariate=True, group=True, constant_liar=True, seed=seed
-            )
-        return optuna.create_study(direction="minimize", sampler=chosen)
+def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
+    """Have ``trial`` take the value of a parameter that its sampler has chosen."""
+    if isinstance(distribution, IntDistribution):
+        trial.suggest_int(name, distribution.low, distribution.high)
+    elif isinstance(distribution, CategoricalDistribution):
+        trial.suggest_categorical(name, distribution.choices)

@@ -98,6 +98,26 @@ class Finals:
 
 
 @dataclass(frozen=True)
+class Searching:
+    """How configs are proposed.
+
+    The first ``startup_share`` of the trials, at least ``least_startup``, are drawn at random. Then ``good_share`` of
+    those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
+    ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
+    unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
+    time.
+    """
+
+    startup_share: float = 0.25
+    least_startup: int = 8
+    good_share: float = 0.1
+    least_good: int = 2
+    step_factor: float = 0.2
+    other_share: float = 0.2
+    most_points: int = 8192
+
+
+@dataclass(frozen=True)
 class Budgeting:
     """How a budget is kept.
 
@@ -215,6 +235,7 @@ class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
+    searching: Searching = Searching()
     budgeting: Budgeting = Budgeting()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()

@@ -112,7 +112,9 @@ class TaskRun:
         tried = []
         try:
             for n, (candidate, future) in enumerate(zip(candidates, futures, strict=True)):
-                trial = self._try(candidate, future.result(), self._c.timeouts.trial_s)
+                with self._c.ledger.of("compile_wait"):
+                    resources = future.result()
+                trial = self._try(candidate, resources, self._c.timeouts.trial_s)
                 if trial is None:
                     break
                 tried.append(trial)

@@ -17,7 +17,7 @@ from tunedex.core.errors import CannotRun, TunedexError
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
-from tunedex.tuner.bench import FinalTime
+from tunedex.tuner.bench import Busy, FinalTime
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure, RemoteError
 from tunedex.tuner.settings import Timeouts
@@ -148,6 +148,11 @@ class Worker:
         if any(isinstance(time, Failure) and time.kind in STICKY for time in times):
             self._failed()
         return FinalTimes(tuple(times), tuple(states))
+
+    def busy(self) -> Busy:
+        """What the process at hand has spent its time on."""
+        found: Busy = self._process.call("busy", timeout_s=self._timeouts.open_s)
+        return found
 
     def renew(self) -> None:
         """Go on in a process that searched nothing. Nothing is done where this one did not."""
