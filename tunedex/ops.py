@@ -265,7 +265,7 @@ def _launched(
 ) -> torch.Tensor:
     """Run the kernel ``name`` on tensors whose values are in their memory."""
     x = operands["x"]
-    operands = tensors.arranged(name, operands, even=name == "linear_gelu")
+    operands = tensors.arranged(name, operands)
     plan = _plan(name, operands, attributes)
     shape = (*x.shape[:-1], plan.output.shape[-1])
     if out is not None:

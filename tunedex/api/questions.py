@@ -10,12 +10,11 @@ from tunedex.api.state import State
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits
 from tunedex.core.problem import Problem
-from tunedex.core.question import read_question
+from tunedex.core.question import PARTS, parameters_in, read_question
 from tunedex.core.recommend import Recommendation, read_item, recommend
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Answer, Match
 
-_PARTS = ("dims", "attributes", "dtypes")
 _DIRECT = frozenset({"dtype", "layout", "alignment", *Limits.NAMES})
 
 
@@ -70,29 +69,13 @@ def flatten(signature: Signature, query: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BadInput: a name is not known where it stands, or a part is not an object.
     """
-    names = {
-        "dims": [dimension.name for dimension in signature.dimensions],
-        "attributes": [attribute.name for attribute in signature.attributes],
-        "dtypes": [operand.name for operand in signature.operands],
-    }
-    flat: dict[str, Any] = {}
-    for part in _PARTS:
-        given = query.get(part)
-        if given is None:
-            continue
-        if not isinstance(given, Mapping):
-            raise BadInput(f"{part} is not an object", field=part)
-        for name, value in given.items():
-            if name not in names[part]:
-                known = ", ".join(names[part]) or "none"
-                raise BadInput(f"{signature.kernel} has no {name!r} in {part}; known are {known}", field=part)
-            flat[f"{name}_dtype" if part == "dtypes" else name] = value
+    flat = parameters_in(signature, query)
     for name, value in query.items():
-        if name in _PARTS or name == "kernel":
+        if name in PARTS or name == "kernel":
             continue
         if name not in _DIRECT:
             raise BadInput(
-                f"{name!r} is unknown; known are kernel, {', '.join((*_PARTS, *sorted(_DIRECT)))}", field=name
+                f"{name!r} is unknown; known are kernel, {', '.join((*PARTS, *sorted(_DIRECT)))}", field=name
             )
         if value is not None:
             flat[name] = value

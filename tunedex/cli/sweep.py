@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,10 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="KERNEL:NAME=VALUE,...", help="A problem instead of the preset's; may be repeated."),
     ] = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A problem file of `tuner profile`: its problems instead of the preset's."),
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Configs to try a problem; default the preset's.")] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
@@ -56,6 +61,7 @@ def sweep(
 
     from tunedex.db import open_store
     from tunedex.tuner.devices import detect, environment_of
+    from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
     from tunedex.tuner.search import Sampler
     from tunedex.tuner.settings import SETTINGS
@@ -66,17 +72,19 @@ def sweep(
         raise BadInput(f"sampler {sampler!r} is unknown; known are {', '.join(Sampler)}", field="sampler")
     chosen = preset_named(preset)
     given = problem or []
+    file = read_problems(problems) if problems else None
     default_trials = None if sampler == Sampler.BRUTE_FORCE else chosen.trials
     effort = Effort(
         trials=effort_trials or default_trials,
-        budget_s=effort_budget if effort_budget is not None else (None if given else chosen.budget_s),
+        budget_s=effort_budget if effort_budget is not None else (None if given or file else chosen.budget_s),
         sampler=Sampler(sampler),
         seed=seed,
     )
+    seen = file.problems if file else ()
     alike: dict[str, list[DetectedDevice]] = {}
     for found in detect(device):
         alike.setdefault(found.device.key, []).append(found)
-    plans = [(group, tasks_for(group[0].device, names, given)) for group in alike.values()]
+    plans = [(group, tasks_for(group[0].device, names, given, seen)) for group in alike.values()]
     command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
@@ -87,6 +95,8 @@ def sweep(
             for found in (first, *others):
                 tuning.announce(found)
             environment = environment_of(first.device)
+            if file and file.device_key not in ("", first.device.key):
+                say(f"{problems} was made on {file.device_key}")
             with tuning.watching() as watch:
                 swept = DeviceSweep(store, first, environment, effort, watch, timeouts, others=others, begun=begun)
                 reports.append(swept.run(tasks, options))

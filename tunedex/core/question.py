@@ -1,4 +1,4 @@
-"""A question as the command line and HTTP put it: read strictly, and refused where there is nothing to compute."""
+"""A question as the command line, HTTP and files put it: read strictly, refused where there is nothing to compute."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Signature
+
+#: The objects of a problem's document that hold parameters.
+PARTS = ("dims", "attributes", "dtypes")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,32 @@ def parse_parameters(words: Iterable[str]) -> dict[str, str]:
             raise BadInput(f"{name} is given twice", field=name)
         parameters[name] = value
     return parameters
+
+
+def parameters_in(signature: Signature, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat parameters in ``parts["dims"]``, ``parts["attributes"]`` and ``parts["dtypes"]``, as far as given.
+
+    Raises:
+        BadInput: a name is not known where it stands, or a part is not an object.
+    """
+    names = {
+        "dims": [dimension.name for dimension in signature.dimensions],
+        "attributes": [attribute.name for attribute in signature.attributes],
+        "dtypes": [operand.name for operand in signature.operands],
+    }
+    flat: dict[str, Any] = {}
+    for part in PARTS:
+        given = parts.get(part)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise BadInput(f"{part} is not an object", field=part)
+        for name, value in given.items():
+            if name not in names[part]:
+                known = ", ".join(names[part]) or "none"
+                raise BadInput(f"{signature.kernel} has no {name!r} in {part}; known are {known}", field=part)
+            flat[f"{name}_dtype" if part == "dtypes" else name] = value
+    return flat
 
 
 def with_work(problem: Problem) -> Problem:

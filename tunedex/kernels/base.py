@@ -18,6 +18,7 @@ from tunedex.core.device import Device
 from tunedex.core.measurement import Resources
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Signature
+from tunedex.kernels.patterns import Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +154,8 @@ class Kernel(ABC):
     #: The operands that a launch writes. They are given back their values after each run, and judged like an output
     #: where `reference` names them. Every other operand is left as it is, or the result is wrong.
     writes: ClassVar[frozenset[str]] = frozenset()
+    #: How `tuner profile` recognises the kernel's unfused form in a program.
+    patterns: ClassVar[tuple[Pattern, ...]] = ()
 
     @property
     def name(self) -> str:

@@ -22,6 +22,9 @@ ALIGNMENT_MASK = 15
 #: The operands that are rows; the others have no leading dimensions.
 _OF_ROWS = frozenset({"x", "residual"})
 
+#: The kernels that see a batch as more rows, and take one distance between any two.
+_OF_EVEN_ROWS = frozenset({"linear_gelu"})
+
 #: Whose values are their memory. Another subclass of Tensor is looked at closely.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -91,16 +94,16 @@ def readable(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg()
 
 
-def arranged(kernel: str, operands: Mapping[str, torch.Tensor], *, even: bool) -> dict[str, torch.Tensor]:
-    """The operands as kernels take them: of two dimensions, or three with a batch, with unit inner stride, and x's
-    rows evenly spaced over the whole batch where ``even`` says so; copied only where they must be.
+def arranged(kernel: str, operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The operands as ``kernel`` takes them: of two dimensions, or three with a batch, with unit inner stride, and
+    x's rows evenly spaced over the whole batch where it needs that; copied only where they must be.
 
     Raises:
         BadInput: x or residual is a scalar.
     """
     found = {name: _rows(kernel, name, t) if name in _OF_ROWS else _dense(t) for name, t in operands.items()}
     x = found["x"]
-    if even and x.dim() == 3 and x.stride(0) != x.shape[1] * x.stride(1):
+    if kernel in _OF_EVEN_ROWS and x.dim() == 3 and x.stride(0) != x.shape[1] * x.stride(1):
         found["x"] = x.contiguous()
     return found
 

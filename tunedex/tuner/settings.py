@@ -211,6 +211,26 @@ class Watching:
 
 
 @dataclass(frozen=True)
+class Profiling:
+    """How much of a program is kept while it is profiled.
+
+    What was seen is written every ``write_every_s``, and less often where writing would take more than
+    ``write_share`` of the time.
+    """
+
+    write_every_s: float = 0.2
+    write_share: float = 0.02
+    #: Different operators (by name, shapes, dtypes, device) and chains that are told apart; more are counted together.
+    kinds: int = 20_000
+    #: Results between two steps of a chain that a thread remembers.
+    values: int = 128
+    #: Calls of one kind that are timed on a CUDA device; the others are taken to last as long.
+    timed_calls: int = 100
+    #: Operators without a kernel that are reported.
+    reported: int = 10
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
@@ -222,6 +242,7 @@ class Settings:
     recheck: Recheck = Recheck()
     selftest: SelfTest = SelfTest()
     watching: Watching = Watching()
+    profiling: Profiling = Profiling()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.

@@ -51,14 +51,17 @@ def preset_named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def tasks_for(device: Device, kernels: Sequence[str], problems: Sequence[str]) -> list[Task]:
-    """The tasks for ``device``: the named ``problems``, else the preset problems of ``kernels`` (all where empty).
+def tasks_for(
+    device: Device, kernels: Sequence[str], problems: Sequence[str], seen: Sequence[Problem] = ()
+) -> list[Task]:
+    """The tasks for ``device``: the named ``problems`` and those ``seen`` that are of ``kernels`` (all where empty);
+    where neither is given, the preset problems of ``kernels``.
 
     Raises:
-        BadInput: a kernel or a problem is wrong.
+        BadInput: a kernel or a problem is wrong, or nothing that was seen is of ``kernels``.
     """
     chosen = [get_kernel(name) for name in kernels] or list(all_kernels().values())
-    if not problems:
+    if not problems and not seen:
         return [_task(kernel, parameters, device) for kernel in chosen for parameters in kernel.quick(device)]
     tasks = [parse_task(text, device) for text in problems]
     for task in tasks:
@@ -67,6 +70,9 @@ def tasks_for(device: Device, kernels: Sequence[str], problems: Sequence[str]) -
             raise BadInput(
                 f"problem {str(task)!r} is of none of the kernels that --kernels allows: {names}", field="problem"
             )
+    tasks += [Task(kernel, (problem,)) for problem in seen if (kernel := get_kernel(problem.kernel)) in chosen]
+    if not tasks:
+        raise BadInput("--problems holds no problem of the kernels that --kernels allows", field="problems")
     return list(dict.fromkeys(tasks))
 
 
