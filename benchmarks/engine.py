@@ -114,12 +114,12 @@ def summary(document: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if "lists" in document:
         linear = document["lists"]["kernels"]["linear_gelu"]
-        names = ("rate_ratio_to_triton_autotune", "winner_time_ratio", "verify_share")
-        out |= {name: linear[name] for name in names}
+        out |= {name: linear[name] for name in ("rate_ratio_to_triton_autotune", "winner_time_ratio")}
     if "pool" in document:
         out["compile_speedup"] = document["pool"]["speedup"]
     if "sweep" in document:
-        out |= {name: document["sweep"]["spent"][name] for name in ("gpu_busy_share", "overhead_share")}
+        names = ("gpu_busy_share", "overhead_share", "verify_share")
+        out |= {name: document["sweep"]["spent"][name] for name in names}
     if "crashes" in document:
         out["crash_matrix"] = document["crashes"]["kinds"]
     return out
@@ -186,12 +186,11 @@ def tuned_by_us(found: DetectedDevice, task: Task, configs: Sequence[Config]) ->
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/engine.db") as store:
         sweep = DeviceSweep(store, found, environment_of(found.device), Effort(None, None))
-        with sweep.session([task], {"command": shlex.join(sys.argv)}) as context:
+        with sweep.session([task], {"command": shlex.join(sys.argv)}, lambda: True) as context:
             ready = time.monotonic()
             run = TaskRun(context, task)
             tried = run.try_all(problem, configs)
             searched = time.monotonic()
-            busy = context.worker.busy()
             result = run.conclude(problem)
             end = time.monotonic()
             pool = context.pool.stats() if context.pool else None
@@ -206,9 +205,7 @@ def tuned_by_us(found: DetectedDevice, task: Task, configs: Sequence[Config]) ->
         "measured": len(measured),
         "failed": len(tried) - len(measured),
         "samples": mean(outcome.samples for outcome in measured),
-        "verify_s": busy.verify_s,
-        "timing_s": busy.timing_s,
-        "verify_share": busy.verify_share,
+        "verify_share": spent.verify_share,
         "compile_s": pool.compile_s if pool else None,
         "spent": spent.to_dict(),
     }

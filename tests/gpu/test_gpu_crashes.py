@@ -90,7 +90,7 @@ def test_every_kind_of_failure_costs_one_trial_and_no_other_config(device: Devic
             if trial.stage is Stage.SEARCH and isinstance(trial.outcome, Failure)
         }
     assert "illegal memory access" in details["illegal_access"]
-    assert "(verify) took longer than" in details["hang"]
+    assert "(first call) took longer than" in details["hang"]
     assert "out of memory" in details["memory"].lower()
     assert "bytes of shared memory, the device has" in details["over_limit"]
     assert "is faster than" in details["untimed"]
@@ -112,7 +112,7 @@ def test_an_illegal_access_spoils_its_process_and_no_other(worker: ChildProcess)
 def test_an_endless_kernel_is_killed_with_its_process(worker: ChildProcess) -> None:
     """The host waits for the device without Python's lock: the heart beats on, and the call's own time ends it."""
     assert isinstance(measure(opened(worker), "none"), Measurement)
-    with pytest.raises(ProcessFailure, match=r"measure \(verify\) took longer than 10 s") as caught:
+    with pytest.raises(ProcessFailure, match=r"measure \(first call\) took longer than 10 s") as caught:
         measure(worker, "hang", timeout_s=10)
     assert caught.value.kind is FailureKind.TIMEOUT
     assert isinstance(measure(opened(worker), "none"), Measurement)

@@ -16,7 +16,7 @@ from tunedex.core.problem import Problem
 from tunedex.db import Store
 from tunedex.db.records import Ceilings
 from tunedex.kernels.base import Kernel
-from tunedex.tuner.bench import FinalTime
+from tunedex.tuner.bench import Busy, FinalTime
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure
@@ -121,9 +121,19 @@ class SimulatedProcess:
         return CEILINGS
 
     def _open(
-        self, problem: Problem, max_error: float | None, floor_us: float, ceilings: Ceilings, *, timeout_s: float
+        self,
+        problem: Problem,
+        max_error: float | None,
+        floor_us: float,
+        ceilings: Ceilings,
+        policy: Policy | None,
+        *,
+        timeout_s: float,
     ) -> None:
         self._s.now += self._s.open_s
+
+    def _busy(self, *, timeout_s: float) -> Busy:
+        return Busy()
 
     def _measure(
         self, config: Config, resources: Any, best_us: Any, *, timeout_s: float

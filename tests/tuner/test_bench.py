@@ -31,7 +31,7 @@ from tunedex.kernels.base import (
 )
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import bench as bench_module
-from tunedex.tuner.bench import Bench, FinalTime
+from tunedex.tuner.bench import Bench, Busy, FinalTime
 from tunedex.tuner.failures import failure_of
 from tunedex.tuner.sampling import Stopwatch
 from tunedex.tuner.sets import TensorSet
@@ -135,8 +135,8 @@ class FakeTimer(Timer):
         self.samples: list[str] = []
         self.repeated: list[str] = []
 
-    def policies(self, floor_us: float) -> tuple[Policy, Policy]:
-        return Policy.GRAPH_COLD, Policy.GRAPH_WARM
+    def policy(self, floor_us: float) -> Policy:
+        return Policy.GRAPH_COLD
 
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
         return self.sets
@@ -321,10 +321,47 @@ class TestEnergy:
         assert timer.repeated == []
         assert [time.energy_j for time in times if isinstance(time, FinalTime)] == [None]
 
+    def test_what_fails_for_it_alone_keeps_its_time(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        class NoRepeat(FakeTimer):
+            def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+                raise CaptureError("it cannot be captured in a CUDA graph: RuntimeError: operation not permitted")
+
+        monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)
+        times, _ = opened(kernel, NoRepeat(lambda name, busy_ms: 100.0)).final([config("a")])
+        assert [(time.time_us, time.energy_j) for time in times if isinstance(time, FinalTime)] == [(100.0, None)]
+
+    def test_what_breaks_the_process_says_so(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Breaks(FakeTimer):
+            def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)
+        times, _ = opened(kernel, Breaks(lambda name, busy_ms: 100.0)).final([config("a")])
+        assert [time.kind for time in times if isinstance(time, Failure)] == [FailureKind.ILLEGAL_ACCESS]
+
     def test_a_counter_that_stands_still_tells_nothing(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)
         times, _ = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0)).final([config("a")])
         assert [time.energy_j for time in times if isinstance(time, FinalTime)] == [None]
+
+
+def test_a_warm_time_that_cannot_be_leaves_the_deciding_one(kernel: Kernel) -> None:
+    class WarmIsWrong(FakeTimer):
+        def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
+            taken = super().stopwatch(launch, sets, policy)
+            return taken if policy.cold else lambda: 0.0
+
+    times, _ = opened(kernel, WarmIsWrong(lambda name, busy_ms: 100.0)).final([config("a")])
+    assert [(time.time_us, time.warm_us) for time in times if isinstance(time, FinalTime)] == [(100.0, None)]
+
+
+def test_a_problem_s_policy_is_that_of_its_trials_so_far(kernel: Kernel) -> None:
+    bench = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0))
+    assert bench.opened.policy is Policy.GRAPH_COLD
+    bench.open(bench.opened.problem, None, 0.0, None, Policy.EAGER_COLD)
+    found = measured(bench, "a")
+    assert isinstance(found, Measurement)
+    assert found.policy is Policy.EAGER_COLD
 
 
 def test_what_cannot_be_captured_is_that_configs_failure(kernel: Kernel) -> None:
@@ -347,12 +384,12 @@ def test_what_cannot_be_captured_is_that_configs_failure(kernel: Kernel) -> None
 
 def test_what_a_process_spends_its_time_on_is_added_up(kernel: Kernel) -> None:
     bench = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0))
-    assert bench.busy().verify_share == 0.0
+    assert bench.busy() == Busy()
     measured(bench, "a")
     once = bench.busy()
     assert once.verify_s > 0
     assert once.timing_s > 0
-    assert once.verify_share == pytest.approx(once.verify_s / (once.verify_s + once.timing_s))
+    assert once.first_call_s > 0
     bench.final([config("a")])
     assert bench.busy().verify_s == once.verify_s
     assert bench.busy().timing_s > once.timing_s

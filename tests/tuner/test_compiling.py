@@ -70,6 +70,12 @@ class TestPool:
         assert stats.failed == len(details)
         assert stats.compile_s > COMPILE_S  # the hang's alone
 
+    def test_the_processes_start_before_there_is_anything_to_compile(self, pool: CompilePool, problem: Problem) -> None:
+        pool.ready()
+        assert pool.started == pool.processes
+        assert pool.submit(problem, faulty("none")).result() == Resources()
+        assert pool.started == pool.processes
+
     def test_what_a_program_needs_is_read_from_it(self, pool: CompilePool) -> None:
         problem = get_kernel("softmax").signature.problem({"rows": 64, "cols": 512, "dtype": "bfloat16"})
         kernel = get_kernel("softmax")

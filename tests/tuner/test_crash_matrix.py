@@ -39,13 +39,13 @@ def test_every_kind_of_failure_costs_one_trial_and_no_other_config(tmp_path: Pat
     details = {
         trial.config.values["fault"]: trial.outcome.detail for trial in searched if isinstance(trial.outcome, Failure)
     }
-    assert "(verify) took longer than" in details["hang"]
-    assert "(verify) took longer than" in details["hang_with_lock"]
-    assert "(verify): the worker was stopped by a signal" in details["stop"]
-    assert "(verify): the worker was killed by SIGSEGV" in details["segfault"]
-    assert "(verify): the worker was killed by SIGABRT" in details["abort"]
-    assert "(verify): the worker exited with 0" in details["exit_0"]
-    assert "(verify): the worker exited with 3" in details["exit_3"]
+    assert "(first call) took longer than" in details["hang"]
+    assert "(first call) took longer than" in details["hang_with_lock"]
+    assert "(first call): the worker was stopped by a signal" in details["stop"]
+    assert "(first call): the worker was killed by SIGSEGV" in details["segfault"]
+    assert "(first call): the worker was killed by SIGABRT" in details["abort"]
+    assert "(first call): the worker exited with 0" in details["exit_0"]
+    assert "(first call): the worker exited with 3" in details["exit_3"]
     assert details["leave"] == "SystemExit: 0"
     assert "1 elements beyond tolerance, first at [0, 1534, 1020]" in details["wrong_last"]
     assert "is faster than" in details["untimed"]

@@ -243,6 +243,51 @@ class TestFaults:
         assert outcomes[bad] == Failure(FailureKind.CRASH, "ends the measuring process in the final")
         assert [outcomes[config(n)].time_us for n in (0, 2)] == [5.0, 5.0]  # type: ignore[union-attr]
 
+    def test_who_it_is_is_found_by_halves(self) -> None:
+        called: list[int] = []
+
+        def call(configs: object) -> FinalTimes | None:
+            listed = list(configs)  # type: ignore[call-overload]
+            called.append(len(listed))
+            if config(5) in listed:
+                return None
+            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (Sample(),))
+
+        times = {config(n): measured(10) for n in range(16)}
+        held = hold(list(times), times, call, again=lambda: True)
+        assert held is not None
+        assert [c for c, (outcome, _) in held.outcomes.items() if isinstance(outcome, Failure)] == [config(5)]
+        assert called == [16, 8, 4, 4, 2, 1, 1, 2, 8, 15]
+
+    def test_what_a_disturbed_turn_gave_stands_where_the_next_ends_the_process(self) -> None:
+        answers = iter([BUSY, None, None, None])  # at last both end it, each alone
+
+        def call(configs: object) -> FinalTimes | None:
+            state = next(answers)
+            listed = list(configs)  # type: ignore[call-overload]
+            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (state,)) if state else None
+
+        times = {config(n): measured(10) for n in range(2)}
+        held = hold(list(times), times, call, again=lambda: True)
+        assert held is not None
+        assert held.state.contended is True
+        assert [outcome.time_us for outcome, _ in held.outcomes.values()] == [5.0, 5.0]  # type: ignore[union-attr]
+
+    def test_nobody_is_laid_a_disturbed_turn_s_end_on(self) -> None:
+        """Two together end the process, neither does alone: the turn before counts, as disturbed."""
+        turns = iter([BUSY, None])
+
+        def call(configs: object) -> FinalTimes | None:
+            listed = list(configs)  # type: ignore[call-overload]
+            state = next(turns) if len(listed) == 2 else QUIET
+            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (state,)) if state else None
+
+        times = {config(n): measured(10) for n in range(2)}
+        held = hold(list(times), times, call, again=lambda: True)
+        assert held is not None
+        assert held.state.contended is True
+        assert [outcome.time_us for outcome, _ in held.outcomes.values()] == [5.0, 5.0]  # type: ignore[union-attr]
+
     def test_after_a_fault_that_sticks_only_the_first_is_at_fault(self) -> None:
         broken = Failure(FailureKind.ILLEGAL_ACCESS, "planted")
 

@@ -43,6 +43,36 @@ def test_who_comes_second_is_told_by_whom_the_device_is_held(tmp_path: Path, mon
         pass
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o644])
+def test_another_user_s_file_locks_as_well(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux refuses O_CREAT on it in a sticky folder, and writing where it is not ours to write."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    card = DetectedDevice(cpu(), uuid="GPU-one")
+    path = tmp_path / f"tunedex-{lock_name(card)}.lock"
+    path.write_text("17\n")
+    path.chmod(mode)
+    opened = os.open
+
+    def strict(file: object, flags: int, *more: int) -> int:
+        written = flags & (os.O_RDWR | os.O_WRONLY)
+        if file == path and (flags & os.O_CREAT or (written and mode == 0o644)):
+            raise PermissionError(13, "Permission denied", str(file))
+        return opened(file, flags, *more)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "open", strict)
+    with device_lock(card), pytest.raises(CannotRun, match="cpu is being tuned by process"), device_lock(card):
+        raise AssertionError("held twice")
+
+
+def test_where_no_lock_can_be_had_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with device_lock(DetectedDevice(cpu(), uuid="GPU-one")):
+        pass
+    assert "nothing keeps others from tuning cpu meanwhile" in caplog.text
+
+
 def test_two_sweeps_of_one_device_do_not_run_at_once(steps: Kernel, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_SPACE", json.dumps({"steps": [1, 2, 4], "width": list(range(1, 500)), "order": ["a"]}))
     process = start(db, *LONG)

@@ -203,8 +203,10 @@ def test_a_spent_budget_leaves_problems_for_the_next_run(planted: Kernel, store:
     store.publish(cpu().key, {each: [row(config("none"))] for each in asked})
     cut = recheck(store, budget_s=1e-3)
     assert (cut.left, cut.results, cut.complete) == (2, [], False)
+    assert store.list_sweeps().items[0].status is SweepStatus.PARTIAL
     done = recheck(store)
     assert (done.left, len(done.results), done.complete) == (0, 2, True)
+    assert store.list_sweeps().items[0].status is SweepStatus.DONE
 
 
 def test_ctrl_c_keeps_what_was_answered(planted: Kernel, store: Store) -> None:

@@ -149,6 +149,15 @@ def test_bad_input_is_one_line_and_stores_nothing(
     assert not db.exists()
 
 
+def test_one_problem_under_two_bounds_is_two_results(planted: Kernel, db: Path) -> None:
+    wide = ("--problem", f"{PROBLEM},max_error=0.5")
+    both = tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", PROBLEM, *wide, "--json")
+    document = json.loads(both.stdout)
+    assert [result["max_error"] for result in document["results"]] == [None, 0.5]
+    assert document["complete"] is True
+    assert (document["interrupted"], document["left"], document["lost"]) == (False, 0, [])
+
+
 def test_a_config_refused_for_its_error_is_tried_again_under_a_wider_bound(planted: Kernel, db: Path) -> None:
     strict = sweep(db, "--json")
     assert json.loads(strict.stdout)["results"][0]["failures"]["wrong_result"] == 4

@@ -37,6 +37,11 @@ class Policy(StrEnum):
     def cold(self) -> bool:
         return self.value.endswith("cold")
 
+    @property
+    def warm(self) -> Policy:
+        """This policy with a warm cache."""
+        return Policy.GRAPH_WARM if self.graph else Policy.EAGER_WARM
+
 
 @dataclass(frozen=True)
 class Resources:

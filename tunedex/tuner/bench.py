@@ -24,7 +24,8 @@ from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings, load
 from tunedex.tuner.checking import Refused, check
 from tunedex.tuner.devices import energy_j, sample
-from tunedex.tuner.failures import failure_of
+from tunedex.tuner.failures import STICKY, failure_of
+from tunedex.tuner.imports import import_compilers
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.peaks import peaks_of
 from tunedex.tuner.physics import Physics, physics_at, physics_of
@@ -40,38 +41,34 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class FinalTime:
-    """The medians of a final in microseconds: under the deciding policy with its quantiles, and with a warm cache.
-    ``energy_j`` is of one call, where it was measured."""
+    """The medians of a final in microseconds: under the deciding policy with its quantiles, and with a warm cache,
+    where that could be timed. ``energy_j`` is of one call, where it was measured."""
 
     time_us: float
     p20_us: float
     p80_us: float
     samples: int
-    warm_us: float
+    warm_us: float | None
     energy_j: float | None = None
 
 
 @dataclass(frozen=True)
 class Busy:
-    """The seconds that a measuring process has spent verifying configs and timing them, finals included."""
+    """The seconds that a measuring process has spent on the first calls of configs, which load or compile them, on
+    verifying and on timing them, finals included."""
 
+    first_call_s: float = 0.0
     verify_s: float = 0.0
     timing_s: float = 0.0
-
-    @property
-    def verify_share(self) -> float:
-        total = self.verify_s + self.timing_s
-        return self.verify_s / total if total else 0.0
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A problem with its input sets, its outputs, the policies that it is timed under, and the least it can take."""
+    """A problem with its input sets, its outputs, the policy that it is timed under, and the least it can take."""
 
     kernel: Kernel
     problem: Problem
     policy: Policy
-    warm_policy: Policy
     physics: Physics
     inputs: tuple[InputSet, ...]
     outputs: Outputs
@@ -95,11 +92,12 @@ class Bench:
             torch.set_num_threads(device.multiprocessors)
         else:
             torch.cuda.set_device(self._torch_device)
+            import_compilers()
         if timer is None:
             timer = CpuTimer() if ordinal is None else CudaTimer(device, self._torch_device, self._timing)
         self._timer = timer
         self._opened: Opened | None = None
-        self._arguments: tuple[Problem, float | None, float, Ceilings | None]
+        self._arguments: tuple[Problem, float | None, float, Ceilings | None, Policy]
         self._sets: list[TensorSet] = []
         self._busy = Busy()
         self._idle_since = time.perf_counter()
@@ -111,11 +109,16 @@ class Bench:
         return ceilings.measure(self._torch_device, peaks, self._device.l2_bytes)
 
     def open(
-        self, problem: Problem, max_error: float | None, floor_us: float, measured: Ceilings | None = None
+        self,
+        problem: Problem,
+        max_error: float | None,
+        floor_us: float,
+        measured: Ceilings | None = None,
+        policy: Policy | None = None,
     ) -> None:
         """Make ``problem`` the one that is measured: inputs, references, outputs, and the policy that all of its
-        trials are timed under. ``floor_us`` is its shortest time at the ceilings, which are ``measured``. The device is
-        warm when it returns."""
+        trials are timed under. ``floor_us`` is its shortest time at the ceilings, which are ``measured``; ``policy`` is
+        that of its trials so far, by default what its floor says. The device is warm when it returns."""
         phase("open")
         self._close()
         kernel = get_kernel(problem.kernel)
@@ -127,9 +130,9 @@ class Bench:
             written = TensorSet({}, outputs.tensors).bytes
             peaks = peaks_of(self._device)
             physics = physics_of(kernel.cost(problem), written, self._device, peaks, measured, self._timing)
-        policy, warm_policy = self._timer.policies(floor_us)
-        self._opened = Opened(kernel, problem, policy, warm_policy, physics, inputs, outputs)
-        self._arguments = (problem, max_error, floor_us, measured)
+        policy = policy or self._timer.policy(floor_us)
+        self._opened = Opened(kernel, problem, policy, physics, inputs, outputs)
+        self._arguments = (problem, max_error, floor_us, measured, policy)
         self._sets = [first]
         for n in range(1, self._timer.sets_needed(policy, first.bytes)):
             # Both input sets are timed in turn, and the second needs no copy of its operands either.
@@ -152,6 +155,10 @@ class Bench:
             self._warm_up(self._timing.rewarm_s)
         try:
             launch = self.bind(config)
+            with self._doing("first call"):
+                launch(self._sets[0].operands, self._sets[0].outputs)
+                self._timer.wait()
+                self._restore()
             with self._doing("verify"):
                 found = check(launch, opened.inputs, opened.outputs)
             if isinstance(found, Refused):
@@ -174,7 +181,7 @@ class Bench:
         if fault := opened.physics.fault(median(samples), opened.policy):
             return Failure(FailureKind.INVALID_TIMING, fault), state
         measurement = Measurement(
-            time_us=quantile(samples, 0.5),
+            time_us=median(samples),
             p20_us=quantile(samples, 0.2),
             p80_us=quantile(samples, 0.8),
             samples=len(samples),
@@ -191,9 +198,9 @@ class Bench:
         self, configs: Sequence[Config], seconds: float | None = None, against: Collection[Config] = ()
     ) -> tuple[list[FinalTime | Failure], tuple[Sample, ...]]:
         """Time ``configs`` interleaved, in alternating order, on a warmed-up device: for ``seconds`` (by default
-        those of the settings) under the problem's policy, then half as long with a warm cache. The winner must beat
-        those ``against`` it by the margin. The device's state is read after each round; the energy of the fastest is
-        measured last."""
+        those of the settings) under the problem's policy, then for a share of that with a warm cache. The winner must
+        beat those ``against`` it by the margin. The device's state is read after each round; the energy of the fastest
+        is measured last."""
         opened = self.opened
         finals = self._settings.finals
         seconds = finals.seconds if seconds is None else seconds
@@ -210,8 +217,8 @@ class Bench:
             rivals = {n for n in launches if configs[n] in against}
             decided = self._timed(launches, opened.policy, seconds, rivals, states)
             warm = decided
-            if opened.warm_policy is not opened.policy:
-                warm = self._timed(launches, opened.warm_policy, seconds / 2, (), states)
+            if opened.policy.warm is not opened.policy:
+                warm = self._timed(launches, opened.policy.warm, seconds * finals.warm_share, (), states)
             for n in launches:
                 results[n] = _final_time(decided[n], warm[n])
             self._add_energy(launches, results)
@@ -306,8 +313,11 @@ class Bench:
             begin = energy_j(self._device)
             try:
                 calls = self._timer.repeat(launches[n], self._sets, self.opened.policy, self._timing.energy_s)
-            except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-                results[n] = failure_of(error)
+            except Exception as error:  # noqa: BLE001 - it has its time; what breaks the process is told all the same
+                failure = failure_of(error)
+                if failure.kind in STICKY:
+                    results[n] = failure
+                    return
                 continue
             end = energy_j(self._device)
             if begin is not None and end is not None and end > begin:
@@ -332,11 +342,9 @@ class Bench:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
-            if what == "verify":
-                self._busy = replace(self._busy, verify_s=self._busy.verify_s + seconds)
-            else:
-                self._busy = replace(self._busy, timing_s=self._busy.timing_s + seconds)
+            spent = {"first call": "first_call_s", "verify": "verify_s"}.get(what, "timing_s")
+            seconds = getattr(self._busy, spent) + time.perf_counter() - begin
+            self._busy = replace(self._busy, **{spent: seconds})
 
     def _close(self) -> None:
         self._opened = None
@@ -349,9 +357,10 @@ class Bench:
 def _final_time(decided: list[float] | Failure, warm: list[float] | Failure) -> FinalTime | Failure:
     if isinstance(decided, Failure):
         return decided
-    if isinstance(warm, Failure):
+    if isinstance(warm, Failure) and warm.kind in STICKY:
         return warm
-    return FinalTime(median(decided), quantile(decided, 0.2), quantile(decided, 0.8), len(decided), median(warm))
+    warm_us = None if isinstance(warm, Failure) else median(warm)
+    return FinalTime(median(decided), quantile(decided, 0.2), quantile(decided, 0.8), len(decided), warm_us)
 
 
 def _keep_freed_memory() -> None:

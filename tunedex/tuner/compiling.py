@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -17,8 +17,9 @@ from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import CompileError, OverLimit
 from tunedex.kernels.registry import get_kernel
+from tunedex.tuner.imports import import_compilers
 from tunedex.tuner.machine import free_memory_bytes, usable_cores
-from tunedex.tuner.process import ChildProcess, ProcessFailure
+from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.settings import SETTINGS, Timeouts
 
 _DETAIL_CHARACTERS = 500
@@ -26,6 +27,9 @@ _DETAIL_CHARACTERS = 500
 
 class Compiler:
     """What runs inside a compiling process."""
+
+    def __init__(self) -> None:
+        import_compilers()
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Resources | Failure:
         """Compile ``config`` for ``device``, which need not be present."""
@@ -96,8 +100,8 @@ class MemoryGate:
 class CompilePool:
     """Compiles in several child processes; one that dies, hangs or eats memory costs its own config only.
 
-    There are at most as many as the cores keep busy beside the measuring; before each compilation begins, the memory
-    that is free then is looked at.
+    There are at most as many as the cores keep busy beside the measuring, and they start when the pool is made; before
+    each compilation begins, the memory that is free then is looked at.
     """
 
     def __init__(
@@ -118,9 +122,8 @@ class CompilePool:
             )
             for _ in range(self.processes)
         ]
-        for child in self._children:
-            self._idle.put(child)
         self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="compile")
+        self._starting = [self._threads.submit(self._start, child) for child in self._children]
         self._counting = threading.Lock()
         self._stats = PoolStats()
         self._begun_at: float | None = None
@@ -129,6 +132,15 @@ class CompilePool:
         with self._counting:
             self._begun_at = self._begun_at or time.monotonic()
         return self._threads.submit(self._compile, problem, config)
+
+    def ready(self) -> None:
+        """Wait until every process has started, or failed to; one that failed is started again for its next config."""
+        wait(self._starting)
+
+    @property
+    def started(self) -> int:
+        """How many processes have been started, those included that have ended since."""
+        return sum(child.starts for child in self._children)
 
     def stats(self) -> PoolStats:
         with self._counting:
@@ -142,6 +154,13 @@ class CompilePool:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for child in self._children:
             child.close()
+
+    def _start(self, child: ChildProcess) -> None:
+        try:
+            with suppress(ProcessFailure, RemoteError):
+                child.start()
+        finally:
+            self._idle.put(child)
 
     def _compile(self, problem: Problem, config: Config) -> Resources | Failure:
         child = self._idle.get()

@@ -9,6 +9,9 @@ from tunedex.core.measurement import Failure, FailureKind
 from tunedex.kernels.base import CompileError, OverLimit
 from tunedex.tuner.timing import CaptureError
 
+#: Failures after which the measuring process is not to be trusted: what sticks to it would be held against others.
+STICKY = frozenset({FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.TIMEOUT})
+
 #: What a message says, in lower case, of the kind of failure that it reports.
 _TELLTALES = (
     ("illegal memory access", FailureKind.ILLEGAL_ACCESS),

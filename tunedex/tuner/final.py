@@ -15,10 +15,11 @@ from statistics import median_low
 from tunedex.core.config import Config
 from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.tuner.bench import FinalTime
+from tunedex.tuner.failures import STICKY
 from tunedex.tuner.history import Run
 from tunedex.tuner.nvml import Sample, steady
 from tunedex.tuner.settings import SETTINGS, Finals
-from tunedex.tuner.worker import STICKY, FinalTimes
+from tunedex.tuner.worker import FinalTimes
 
 #: What times configs in a final; None where the process fails, by whose fault it does not say.
 Call = Callable[[Sequence[Config]], FinalTimes | None]
@@ -113,17 +114,24 @@ def hold(
     ``again`` says whether there is time to repeat one that was disturbed.
     """
     failed: dict[Config, Failure] = {}
+    last: tuple[dict[Config, FinalTime | Failure], tuple[Sample, ...]] | None = None
+    disturbed = True
     for turn in range(1 + settings.repeats):
-        times = _timed([config for config in configs if config not in failed], failed, call)
-        if times is None:
-            return None
+        failures = dict(failed)
+        times = _timed([config for config in configs if config not in failed], failures, call)
+        if times is None:  # what the turn before gave, if there was one, stands as disturbed, and so do its failures
+            break
+        failed, last = failures, times
         found, states = times
         disturbed = any(state.contended for state in states) or not steady(states, settings.steady_clock_share)
         if not disturbed or (turn < settings.repeats and not again()):
             break
-    outcomes: dict[Config, tuple[Measurement | Failure, float | None]] = {c: (f, None) for c, f in failed.items()}
-    for config, timed in found.items():
-        outcomes[config] = _outcome(measured[config], timed)
+    if last is None:
+        return None
+    found, states = last
+    outcomes: dict[Config, tuple[Measurement | Failure, float | None]]
+    outcomes = {config: _outcome(measured[config], timed) for config, timed in found.items()}
+    outcomes |= {config: (failure, None) for config, failure in failed.items()}
     if not any(isinstance(outcome, Measurement) for outcome, _ in outcomes.values()):
         return None
     return Held(outcomes, _summary(states, disturbed))
@@ -138,7 +146,7 @@ def _timed(
         called = call(configs)
         if called is None:
             failure = Failure(FailureKind.CRASH, "ends the measuring process in the final")
-            culprits = [config for config in configs if call([config]) is None]
+            culprits = _culprits(configs, call)
             if not culprits:
                 return None
         else:
@@ -152,6 +160,15 @@ def _timed(
         failed |= dict.fromkeys(culprits, failure)
         configs = [config for config in configs if config not in failed]
     return None
+
+
+def _culprits(configs: Sequence[Config], call: Call) -> list[Config]:
+    """Who of ``configs``, which end the process when they are timed together, ends it alone: found by halves, since
+    each call takes the start of a process. Empty where it is nobody's alone."""
+    if len(configs) == 1:
+        return list(configs)
+    halves = configs[: len(configs) // 2], configs[len(configs) // 2 :]
+    return [culprit for half in halves if call(half) is None for culprit in _culprits(half, call)]
 
 
 def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measurement | Failure, float | None]:

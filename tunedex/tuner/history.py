@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tunedex.core.config import Config
-from tunedex.core.measurement import Failure, FailureKind, Measurement
+from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.db.records import Stage, Trial
@@ -46,6 +46,11 @@ class History:
     def newest(self, problem: Problem, config: Config) -> Trial | None:
         """The newest trial of ``config``, finals included."""
         return next((trial for trial in reversed(self._trials[problem.key]) if trial.config == config), None)
+
+    def policy(self, problem: Problem) -> Policy | None:
+        """The policy that all of ``problem``'s trials are timed under: that of the first; None before it."""
+        outcomes = (trial.outcome for trial in self._trials[problem.key])
+        return next((outcome.policy for outcome in outcomes if isinstance(outcome, Measurement)), None)
 
     def measured(self, problem: Problem) -> dict[Config, Measurement]:
         """What searching measured of each config when it last tried it; not of those that failed then."""

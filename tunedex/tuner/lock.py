@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 import tempfile
@@ -14,12 +15,15 @@ from pathlib import Path
 from tunedex.core.errors import CannotRun
 from tunedex.tuner.devices import DetectedDevice
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def device_lock(detected: DetectedDevice) -> Iterator[None]:
     """Hold the device for this process, against every other of this host, whichever user's.
 
-    The lock is by the card's UUID, or by the key of a CPU. Where no lock file can be made, there is no lock.
+    The lock is by the card's UUID, or by the key of a CPU. Where no lock file can be had, there is no lock, and a
+    warning says so.
 
     Raises:
         CannotRun: another process tunes on the device.
@@ -29,9 +33,11 @@ def device_lock(detected: DetectedDevice) -> Iterator[None]:
         return
     import fcntl
 
+    path = _path(detected)
     try:
-        descriptor = os.open(_path(detected), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError:
+        descriptor = _opened(path)
+    except OSError as error:
+        _log.warning("nothing keeps others from tuning %s meanwhile: %s: %s", detected.selector, path, error.strerror)
         yield
         return
     try:
@@ -45,11 +51,24 @@ def device_lock(detected: DetectedDevice) -> Iterator[None]:
                 f"{detected.selector} is being tuned by process {holder}: two at once would spoil each other's times; "
                 "wait for it to end"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a file that is not ours to write locks all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the lock file, made where there is none.
+
+    One that is there is opened without O_CREAT, with which Linux refuses other users' files in a folder such as /tmp
+    (``fs.protected_regular``).
+    """
+    for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT):
+        with contextlib.suppress(OSError):
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def lock_name(detected: DetectedDevice) -> str:

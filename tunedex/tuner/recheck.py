@@ -107,13 +107,15 @@ class RecheckReport:
     @property
     def complete(self) -> bool:
         """Whether every problem is answered in this environment, or no longer served."""
-        return not self.left and all(r.outcome is not Outcome.UNANSWERED for r in self.results)
+        return not self.interrupted and not self.left and all(r.outcome is not Outcome.UNANSWERED for r in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "device": self.detected.device.to_dict(),
             "environment": self.environment.to_dict(),
             "revision": self.revision,
+            "complete": self.complete,
+            "interrupted": self.interrupted,
             "current": self.current,
             "left": self.left,
             "results": [result.to_dict() for result in self.results],
@@ -159,7 +161,7 @@ class Recheck:
         report.left = len(tasks)
         if tasks:
             try:
-                with self._sweep.session(list(tasks.values()), options) as context:
+                with self._sweep.session(list(tasks.values()), options, lambda: report.complete) as context:
                     self._recheck_all(tasks, context, start)
             except KeyboardInterrupt:
                 report.interrupted = True

@@ -57,6 +57,11 @@ class Result:
     fault: str = ""
 
     @property
+    def asked(self) -> tuple[Problem, float | None]:
+        """What a sweep was asked for: two tasks may share a problem and bear unlike errors."""
+        return self.problem, self.max_error
+
+    @property
     def default_us(self) -> float | None:
         return self.best.default_us if self.best else None
 
@@ -114,6 +119,10 @@ class Report:
             "device": self.detected.device.to_dict(),
             "environment": self.environment.to_dict(),
             "revision": self.revision,
+            "complete": self.complete,
+            "interrupted": self.interrupted,
+            "left": self.left,
+            "lost": list(self.lost),
             "results": [result.to_dict() for result in self.results],
             "spent": self.spent.to_dict(),
         }

@@ -6,6 +6,7 @@ compared by the ratios of their samples of the same rounds, from which a drift c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from statistics import median
@@ -66,5 +67,6 @@ def interleaved(
 
 def _ratio(mine: Sequence[float], theirs: Sequence[float], confidence: float) -> tuple[float, float]:
     """The interval of the median ratio of two configs' samples of the same rounds."""
-    ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
+    # A broken clock may tell zero, which is no time at all and is refused after the rounds.
+    ratios = sorted(a / b if b else math.inf for a, b in zip(mine, theirs, strict=True))
     return median_interval(ratios, confidence) or (ratios[0], ratios[-1])

@@ -83,7 +83,9 @@ class ListedSampler(BaseSampler):
             place = self._index.get(parameters_key(trial.params))
             if place is not None:
                 seen[place] = trial.value if trial.state is TrialState.COMPLETE else None
-        unseen = np.setdiff1d(np.arange(len(self._points)), np.fromiter(seen, dtype=np.int64, count=len(seen)))
+        left = np.ones(len(self._points), dtype=bool)
+        left[list(seen)] = False
+        unseen = np.flatnonzero(left)
         if not unseen.size:
             return None
         told = sorted((n for n, value in seen.items() if value is not None), key=lambda n: (seen[n], n))
@@ -109,10 +111,11 @@ class ListedSampler(BaseSampler):
 
 @dataclass(frozen=True)
 class _Column:
-    """One parameter: the place of each point's value among the parameter's values, -1 where the point has none, and
-    the kernel around each value, a column that sums to 1."""
+    """One parameter: the place of each point's value among the parameter's values, -1 where the point has none."""
 
     codes: Codes
+    #: The kernel around each value, a column that sums to 1. The last column is for a centre that has no value, and the
+    #: last row for a point that has none: a code of -1 finds them.
     table: NDArray[np.float64]
 
     @classmethod
@@ -124,19 +127,20 @@ class _Column:
         codes = np.array([place[p.parameters[name]] if name in p.parameters else -1 for p in points], dtype=np.int64)
         apart = np.abs(np.subtract.outer(np.arange(len(values)), np.arange(len(values))))
         if ordered:
-            table = settings.step_factor**apart
+            kernel = settings.step_factor**apart
         else:
-            table = np.where(apart == 0, 1 - settings.other_share, settings.other_share / max(1, len(values) - 1))
-        return cls(codes, table / table.sum(axis=0))
+            kernel = np.where(apart == 0, 1 - settings.other_share, settings.other_share / max(1, len(values) - 1))
+        table = np.ones((len(values) + 1, len(values) + 1))
+        table[:-1, :-1] = kernel / kernel.sum(axis=0)
+        table[:-1, -1] = 1 / len(values)
+        return cls(codes, table)
 
     def kernels(self, points: Codes, centres: Codes) -> NDArray[np.float64]:
         """The kernel around each of ``centres`` at each of ``points``: even where a centre has no value."""
-        here, there = self.codes[points][:, None], self.codes[centres][None, :]
-        known = np.where(there >= 0, self.table[here, there], 1 / len(self.table))
-        return np.where(here >= 0, known, 1.0)
+        return self.table[:, self.codes[centres]][self.codes[points]]
 
     def even(self, points: Codes) -> NDArray[np.float64]:
-        return np.where(self.codes[points] >= 0, 1 / len(self.table), 1.0)
+        return self.table[self.codes[points], -1]
 
 
 def _parameter_names(points: Sequence[Point]) -> list[str]:

@@ -45,7 +45,7 @@ def take(
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The sample at ``share`` of the way through the sorted ``samples`` (nearest rank; the lower median at 0.5)."""
+    """The sample at ``share`` of the way through the sorted ``samples`` (nearest rank, a half up)."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(share * (len(ordered) - 1) + 0.5))]
 

@@ -72,7 +72,8 @@ class Finals:
     each is compiled again in the final's process. So are the ``quiet_leaders`` by the low quantile and the
     ``lossy_leaders`` among configs that are not lossless.
 
-    The device works for ``warm_up_s`` first. Rounds go on for ``seconds``, at least ``min_rounds`` and at most
+    The device works for ``warm_up_s`` first. Rounds go on for ``seconds`` (those with a warm cache, which decide
+    nothing, for ``warm_share`` of that), at least ``min_rounds`` and at most
     ``rounds``, or until it is settled with ``confidence`` that none of the others is faster than the leader by more
     than ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that.
 
@@ -88,10 +89,11 @@ class Finals:
     lossy_leaders: int = 2
     warm_up_s: float = 1.0
     seconds: float = 4.0
+    warm_share: float = 0.25
     min_rounds: int = 9
     rounds: int = 250
     confidence: float = 0.99
-    settled_share: float = 0.002
+    settled_share: float = 0.005
     behind_share: float = 0.05
     repeats: int = 2
     steady_clock_share: float = 0.05

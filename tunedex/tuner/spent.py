@@ -17,6 +17,7 @@ Part = Literal["start", "open", "compile_wait", "measure", "final", "search", "s
 class Spent:
     """The seconds of a sweep by what it was at; of several devices, their sum.
 
+    ``verify_s`` is the part of ``measure_s`` in which results were compared with their references.
     ``first_wait_s`` is the part of ``compile_wait_s`` that went by before the first config was compiled, which was
     ``first_batch_s`` after the begin. On a device whose configs compile where they are measured both are 0.
     """
@@ -31,6 +32,7 @@ class Spent:
     store_s: float = 0.0
     first_wait_s: float = 0.0
     first_batch_s: float = 0.0
+    verify_s: float = 0.0
 
     @property
     def other_s(self) -> float:
@@ -50,11 +52,17 @@ class Spent:
         """The share of the time that proposing configs and the database take; None where no time has gone by."""
         return (self.search_s + self.store_s) / self.wall_s if self.wall_s > 0 else None
 
+    @property
+    def verify_share(self) -> float | None:
+        """The share of the time that verifying takes; None where no time has gone by."""
+        return self.verify_s / self.wall_s if self.wall_s > 0 else None
+
     def __add__(self, other: Spent) -> Spent:
         return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def to_dict(self) -> dict[str, Any]:
-        derived = {name: getattr(self, name) for name in ("other_s", "gpu_busy_share", "overhead_share")}
+        names = ("other_s", "gpu_busy_share", "overhead_share", "verify_share")
+        derived = {name: getattr(self, name) for name in names}
         return {name: None if value is None else round(value, 4) for name, value in (asdict(self) | derived).items()}
 
 
@@ -68,6 +76,7 @@ class Ledger:
         self._seconds: dict[str, float] = {}
         self._inner: list[float] = []
         self._first_batch: tuple[float, float] | None = None
+        self._verify_s = 0.0
 
     @contextmanager
     def of(self, part: Part) -> Iterator[None]:
@@ -87,6 +96,10 @@ class Ledger:
         if self._first_batch is None:
             self._first_batch = (self._seconds.get("compile_wait", 0.0), self._clock() - self._begun)
 
+    def verified(self, seconds: float) -> None:
+        """So much of what was booked as measuring went into verifying."""
+        self._verify_s += seconds
+
     @property
     def spent(self) -> Spent:
         first_wait_s, first_batch_s = self._first_batch or (0.0, 0.0)
@@ -94,5 +107,6 @@ class Ledger:
             wall_s=self._clock() - self._begun,
             first_wait_s=first_wait_s,
             first_batch_s=first_batch_s,
+            verify_s=self._verify_s,
             **{f"{part}_s": seconds for part, seconds in self._seconds.items()},
         )

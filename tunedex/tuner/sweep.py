@@ -85,23 +85,29 @@ class DeviceSweep:
         queue = TaskQueue(tasks, len(self._devices))
         budget = self._budget()
         try:
-            with self._recorded(tasks, options) as sweep, compile_pool(self._device, self._timeouts) as pool:
+            with (
+                self._recorded(tasks, options, lambda: self._report.complete) as sweep,
+                compile_pool(self._device, self._timeouts) as pool,
+            ):
                 self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
             self._report.interrupted = True
-        order = {problem.key: n for n, problem in enumerate(p for task in tasks for p in task.problems)}
-        self._report.results.sort(key=lambda result: order[result.problem.key])
+        asked = [(problem, task.max_error) for task in tasks for problem in task.problems]
+        self._report.results.sort(key=lambda result: asked.index(result.asked))
         return self._report
 
     @contextmanager
-    def session(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> Iterator[Context]:
-        """The device, held and ready for a `TaskRun` of each of ``tasks``; a sweep in the store from begin to end.
+    def session(
+        self, tasks: Sequence[Task], options: Mapping[str, Any], complete: Callable[[], bool]
+    ) -> Iterator[Context]:
+        """The device, held and ready for a `TaskRun` of each of ``tasks``; a sweep in the store from begin to end, and
+        partial where it is not ``complete`` then.
 
         Raises:
             CannotRun: another process tunes on the device, or it cannot be measured on.
         """
         detected, budget, ledger = self._devices[0], self._budget(), Ledger(self._clock)
-        with self._recorded(tasks, options) as sweep, compile_pool(self._device, self._timeouts) as pool:
+        with self._recorded(tasks, options, complete) as sweep, compile_pool(self._device, self._timeouts) as pool:
             worker = self._worker(detected, ledger)
             try:
                 yield self._context(detected, tasks, worker, pool, budget, ledger, sweep)
@@ -180,7 +186,7 @@ class DeviceSweep:
 
     def _concluded(self, result: Result) -> None:
         with self._reporting:
-            others = [each for each in self._report.results if each.problem != result.problem]
+            others = [each for each in self._report.results if each.asked != result.asked]
             self._report.results = [*others, result]
             self._report.revision = max(result.revision, self._report.revision)
 
@@ -219,9 +225,11 @@ class DeviceSweep:
         )
 
     @contextmanager
-    def _recorded(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> Iterator[int]:
+    def _recorded(
+        self, tasks: Sequence[Task], options: Mapping[str, Any], complete: Callable[[], bool]
+    ) -> Iterator[int]:
         """The number of a sweep in the store, from begin to end, while every device is held."""
-        store, report = self._store, self._report
+        store = self._store
         with ExitStack() as locks:
             for detected in self._devices:
                 locks.enter_context(device_lock(detected))
@@ -234,7 +242,7 @@ class DeviceSweep:
             status = SweepStatus.FAILED
             try:
                 yield sweep
-                status = SweepStatus.DONE if report.complete else SweepStatus.PARTIAL
+                status = SweepStatus.DONE if complete() else SweepStatus.PARTIAL
             except KeyboardInterrupt:
                 status = SweepStatus.INTERRUPTED
                 raise

@@ -212,7 +212,8 @@ class TaskRun:
         effort = self._c.effort
         search = Search(list(self._spaces.values()), sampler=effort.sampler, trials=effort.trials, seed=effort.seed)
         for problem in self._task.problems:
-            for trial in self._history.searched(problem):
+            newest = {trial.config: trial for trial in self._history.searched(problem)}
+            for trial in newest.values():
                 if not self._history.refused_too_strictly(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
@@ -280,7 +281,8 @@ class TaskRun:
 
     def _open(self, problem: Problem) -> None:
         floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
-        self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings)
+        policy = self._history.policy(problem)
+        self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 
     def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:
         return Trial(

@@ -35,8 +35,8 @@ class Timer(ABC):
     """Times launches on one device."""
 
     @abstractmethod
-    def policies(self, floor_us: float) -> tuple[Policy, Policy]:
-        """The policy that decides for a problem with this floor, and the warm one that finals take beside it."""
+    def policy(self, floor_us: float) -> Policy:
+        """The policy that decides for a problem with this floor."""
 
     @abstractmethod
     def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
@@ -55,10 +55,13 @@ class Timer(ABC):
     def warm_up(self, seconds: float) -> None:
         """Keep the device busy, so that clocks are up before the first config."""
 
+    def wait(self) -> None:  # noqa: B027 - a CPU has done it when it returns
+        """Return when the device has done what it was given, and raise what went wrong on it."""
+
 
 class CpuTimer(Timer):
-    def policies(self, floor_us: float) -> tuple[Policy, Policy]:
-        return Policy.EAGER_WARM, Policy.EAGER_WARM
+    def policy(self, floor_us: float) -> Policy:
+        return Policy.EAGER_WARM
 
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
         return 1
@@ -103,10 +106,8 @@ class CudaTimer(Timer):
         cache_bytes = max(device.l2_bytes, timing.least_cache_bytes)
         self._flush = torch.empty(timing.caches_rotated * cache_bytes, dtype=torch.int8, device=torch_device)
 
-    def policies(self, floor_us: float) -> tuple[Policy, Policy]:
-        if floor_us < self._timing.graph_below_us:
-            return Policy.GRAPH_COLD, Policy.GRAPH_WARM
-        return Policy.EAGER_COLD, Policy.EAGER_WARM
+    def policy(self, floor_us: float) -> Policy:
+        return Policy.GRAPH_COLD if floor_us < self._timing.graph_below_us else Policy.EAGER_COLD
 
     def sets_needed(self, policy: Policy, set_bytes: int) -> int:
         if policy is not Policy.GRAPH_COLD:
@@ -223,6 +224,9 @@ class CudaTimer(Timer):
             times.append((time.perf_counter_ns() - start) / 1e3)
         self._torch.cuda.synchronize()
         return min(times)
+
+    def wait(self) -> None:
+        self._torch.cuda.synchronize()
 
     def warm_up(self, seconds: float) -> None:
         torch = self._torch

@@ -9,22 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tunedex.core.config import Config
 from tunedex.core.errors import CannotRun, TunedexError
-from tunedex.core.measurement import Failure, FailureKind, Measurement, Resources
+from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner.bench import Busy, FinalTime
+from tunedex.tuner.failures import STICKY
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure, RemoteError
 from tunedex.tuner.settings import Timeouts
 from tunedex.tuner.spent import Ledger
-
-#: Failures after which the measuring process is not to be trusted: what sticks to it would be held against others.
-STICKY = frozenset({FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.TIMEOUT})
 
 
 class BenchProcess(Protocol):
@@ -100,8 +99,15 @@ class Worker:
         if self._standby is not None:
             self._standby.prepare()
 
-    def open(self, problem: Problem, max_error: float | None, floor_us: float, ceilings: Ceilings) -> None:
-        """Make ``problem`` the one that is measured, if it is not.
+    def open(
+        self,
+        problem: Problem,
+        max_error: float | None,
+        floor_us: float,
+        ceilings: Ceilings,
+        policy: Policy | None = None,
+    ) -> None:
+        """Make ``problem`` the one that is measured, if it is not; see `Bench.open`.
 
         Raises:
             NotOpened: it cannot be.
@@ -110,12 +116,12 @@ class Worker:
         if self._opened == problem.key and self._process.running:
             return
         try:
-            self._open(problem, max_error, floor_us, ceilings)
+            self._open(problem, max_error, floor_us, ceilings, policy)
         except ProcessFailure as failure:
             if failure.timed_out:
                 raise NotOpened(f"cannot be set up: {failure}") from failure
             try:  # it may have died while it stood by
-                self._open(problem, max_error, floor_us, ceilings)
+                self._open(problem, max_error, floor_us, ceilings, policy)
             except ProcessFailure as again:
                 raise NotOpened(f"cannot be set up: {again}") from again
         self._opened = problem.key
@@ -149,14 +155,10 @@ class Worker:
             self._failed()
         return FinalTimes(tuple(times), tuple(states))
 
-    def busy(self) -> Busy:
-        """What the process at hand has spent its time on."""
-        found: Busy = self._process.call("busy", timeout_s=self._timeouts.open_s)
-        return found
-
     def renew(self) -> None:
         """Go on in a process that searched nothing. Nothing is done where this one did not."""
         if self._searched:
+            self._book()
             self._replace()
 
     def check(self) -> None:
@@ -173,6 +175,7 @@ class Worker:
 
     def close(self) -> None:
         """End every process."""
+        self._book()
         self._made.stop()
         if self._standby is not None:
             self._standby.close()
@@ -208,6 +211,13 @@ class Worker:
         """
         self.check()
         self._replace()
+
+    def _book(self) -> None:
+        """Book what the process has spent on verifying. One that was killed takes that with it."""
+        if self._searched and self._process.running and not self._made.stopped:
+            with suppress(ProcessFailure, RemoteError):
+                busy: Busy = self._process.call("busy", timeout_s=self._timeouts.open_s)
+                self._ledger.verified(busy.verify_s)
 
     def _replace(self) -> None:
         # Two at once would hold the device's memory twice while one of them is timed.
