@@ -59,7 +59,9 @@ def test_a_trial_comes_back_as_it_was(store: Store) -> None:
     assert history(store) == [replace(full, id=number)]
 
 
-@pytest.mark.parametrize("words", ["a NUL \0 in it", b"of /tmp/\xff.cu".decode(errors="surrogateescape"), "naïve 漢 🙂"])
+@pytest.mark.parametrize(
+    "words", ["a NUL \0 in it", b"of /tmp/\xff.cu".decode(errors="surrogateescape"), "naïve 漢 🙂"]
+)
 def test_a_failure_is_stored_whatever_its_words(store: Store, words: str) -> None:
     store.add_trial(replace(trial(), outcome=failure_of(RuntimeError(words))))
     (found,) = history(store)

@@ -83,7 +83,7 @@ class Measurement:
         values = dict(data)
         for name in ("time_us", "p20_us", "p80_us"):
             require_time(name, values[name])
-        if not values["error"] >= 0:
+        if not 0 <= values["error"] < math.inf:
             raise ValueError(f"error {values['error']} is not a number from 0")
         values["policy"] = Policy(values["policy"])
         values["resources"] = Resources(**values.get("resources", {}))
