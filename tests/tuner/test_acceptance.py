@@ -34,7 +34,7 @@ def in_parts(
     drop: int | None = None,
     rounded: Callable[[torch.Tensor], torch.Tensor] = lambda operand: operand,
 ) -> Verdict:
-    """The verdict on a product of which each of ``split`` parts is summed up by itself, in float32, and all but ``drop``
+    """The verdict on a product of which each of ``split`` parts is summed up by itself in float32, and all but ``drop``
     are added."""
     x, weight, bias = (made.operands[name] for name in ("x", "weight", "bias"))
     blocks = zip(x.float().chunk(split, -1), weight.float().chunk(split, -1), strict=True)

@@ -13,9 +13,9 @@ from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
 from tunedex.core.host import cpu
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
 from tunedex.db import open_store
 from tunedex.db.records import SweepStatus
+from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
 from tunedex.tuner.report import Effort
 from tunedex.tuner.search import Sampler
 from tunedex.tuner.space import Space
