@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -180,16 +179,3 @@ def test_a_sweep_says_what_has_emptied_a_space_and_goes_on(
     assert first.fault == "numba: no config is left by the constraint: rows * threads <= 4"
     assert second.best is not None
     assert (second.fault, report.complete, sweep.status) == ("", False, SweepStatus.PARTIAL)
-
-
-@pytest.mark.parametrize("sampler", list(Sampler))
-def test_values_that_stand_twice_are_tried_once(
-    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: Sampler
-) -> None:
-    space = {"steps": [4, 1, 4, 1], "width": [16, 16], "order": ["cols", "rows", "cols"]}
-    monkeypatch.setenv("PLANTED_SPACE", json.dumps(space))
-    simulation = Simulation(lambda config: 100.0)
-    with open_store(str(tmp_path / "tunedex.db")) as store:
-        simulation.sweep(store, [task_of(steps)], Effort(200, None, sampler=sampler))
-    tried = [(c.values["steps"], c.values["order"]) for c in simulation.tried if c.values.get("width") == 16]
-    assert sorted(tried) == [(1, "cols"), (1, "rows"), (4, "cols"), (4, "rows")]
