@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tunedex.cli.output import microseconds
 from tunedex.core.device import Environment
-from tunedex.core.display import time_words, versions, without_password
+from tunedex.core.display import one_line, time_words, versions, without_password
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,25 @@ def test_an_address_is_shown_without_its_password(address: str, shown: str) -> N
 )
 def test_an_environment_is_its_known_versions(environment: Environment, shown: str) -> None:
     assert versions(environment) == shown
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError(" two\n\tlines \x0b "), "two lines"),
+        (ValueError("naïve 漢"), "naïve 漢"),
+        (ValueError("a NUL \0"), "a NUL \ufffd"),
+        (ValueError("\x1b[31mred\x1b[0m \x9b1m"), "\ufffd[31mred\ufffd[0m \ufffd1m"),
+        (ValueError(b"/tmp/\xff.cu".decode(errors="surrogateescape")), "/tmp/\ufffd.cu"),
+        (Untold(), "its message cannot be read"),
+    ],
+    ids=["lines", "letters", "nul", "escapes", "bytes", "untold"],
+)
+def test_the_words_of_an_error_can_be_printed_and_stored(error: Exception, words: str) -> None:
+    assert one_line(error) == words
+    assert one_line(error).encode()

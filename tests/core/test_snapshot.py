@@ -145,6 +145,20 @@ class TestDocument:
         with pytest.raises(BadInput, match="not a snapshot"):
             Snapshot.from_dict(document)
 
+    @pytest.mark.parametrize("time", [0, 0.0, -1.0, float("nan"), float("inf"), None, "10"])
+    @pytest.mark.parametrize("part", ["time_us", "p20_us", "p80_us", "default_us", "library_us", "warm_us", "error"])
+    def test_what_is_no_time_is_refused_before_anything_is_divided_by_it(self, part: str, time: Any) -> None:
+        document = json.loads(json.dumps(snapshot(FULL_ROW).to_dict()))
+        holder = document["answers"][0]["rows"][0]
+        holder = holder["measurement"] if part in holder["measurement"] else holder
+        holder[part] = time
+        optional = time is None and part in ("default_us", "library_us", "warm_us")
+        if optional or (part == "error" and time == 0):
+            Snapshot.from_dict(document)
+            return
+        with pytest.raises(BadInput, match="not a snapshot"):
+            Snapshot.from_dict(document)
+
 
 def test_signatures_are_added_but_not_replaced() -> None:
     newer = replace(SIGNATURE, version="ffffffffffff")

@@ -22,12 +22,14 @@ from db_examples import (
 
 from tunedex.core.canonical import MAX_INT
 from tunedex.core.device import Environment
+from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput, DatabaseError
 from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Policy, Resources
 from tunedex.core.problem import Problem
 from tunedex.db import Store, recording
 from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial
+from tunedex.tuner.failures import failure_of
 
 
 def history(store: Store, of: Problem | None = None, stage: Stage | None = None) -> list[Trial]:
@@ -55,6 +57,16 @@ def test_a_trial_comes_back_as_it_was(store: Store) -> None:
     )
     number = store.add_trial(full)
     assert history(store) == [replace(full, id=number)]
+
+
+@pytest.mark.parametrize(
+    "words", ["a NUL \0 in it", b"of /tmp/\xff.cu".decode(errors="surrogateescape"), "naïve 漢 🙂"]
+)
+def test_a_failure_is_stored_whatever_its_words(store: Store, words: str) -> None:
+    store.add_trial(replace(trial(), outcome=failure_of(RuntimeError(words))))
+    (found,) = history(store)
+    assert isinstance(found.outcome, Failure)
+    assert found.outcome.detail == f"RuntimeError: {one_line(words)}"
 
 
 def test_trials_recorded_together_are_numbered_in_their_order(store: Store) -> None:

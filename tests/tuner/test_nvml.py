@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import types
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 from fake_nvml import (
     A100,
+    FUNCTIONS,
     H200,
     NOT_FOUND,
     NOT_SUPPORTED,
+    PCI,
     SLICE,
     UNKNOWN,
     VERSION_MISMATCH,
@@ -20,11 +23,16 @@ from fake_nvml import (
     board,
     busy,
     fake_nvml,
+    fake_torch,
+    find,
     full_board,
+    part_of_h100,
+    properties,
     utilisation,
 )
 
 from tunedex.core import host
+from tunedex.core.cuda import from_properties
 from tunedex.core.device import Device
 from tunedex.core.errors import DeviceError
 from tunedex.tuner import nvml
@@ -117,6 +125,35 @@ def test_what_is_read_beside_a_measurement_never_raises(installed: Any) -> None:
     for unknown in (host.cpu(), Device.from_key(HERE.key)):
         assert nvml_of(unknown) is None
         assert (sample(unknown).clock_mhz, energy_j(unknown)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, "N/A", b"", [], {}, float("nan"), object()],
+    ids=["none", "text", "bytes", "list", "dict", "nan", "object"],
+)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_an_answer_of_another_kind_stays_unknown(
+    function: str, answer: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a module that is not NVIDIA's."""
+    for card, own, uuid in (
+        (full_board(), properties("NVIDIA H200"), UUID),
+        (SLICED, part_of_h100(pci_bus_id=PCI[H200]), f"MIG-{SLICE}"),
+    ):
+        module = fake_nvml(card)
+        monkeypatch.setattr(module, function, lambda *_: answer)
+        installed(module)
+        (found,) = find("auto", fake_torch(own), module)
+        assert found.device.key == from_properties(own).key
+        json.dumps(found.device.to_dict(), allow_nan=False)
+        known = Nvml(module)
+        state = known.sample(uuid)
+        assert all(value is None or isinstance(value, int | str) for value in vars(state).values())
+        assert isinstance(known.energy_j(UUID), float | None)
+        assert isinstance(known.busy_percent(UUID), int | None)
+        assert isinstance(known.processes(UUID, 1.0), dict | None)
+        sample(found.device)
 
 
 def test_no_module_is_no_nvml(installed: Any) -> None:

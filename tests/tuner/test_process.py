@@ -122,6 +122,7 @@ class TestDeaths:
         ("method", "exit_code", "words"),
         [
             ("leave", 0, "leave: the worker exited with 0: last words"),
+            ("leave_unprintably", 3, "exited with 3: \ufffd\\[31merror\ufffd in /tmp/\ufffd.cu$"),
             ("abort", -signal.SIGABRT, r"abort \(folding\): the worker was killed by SIGABRT"),
             ("kill_unusually", -40, "killed by signal 40"),
             ("start_another_and_abort", -signal.SIGABRT, "killed by SIGABRT"),

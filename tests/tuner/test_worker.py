@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunedex.core.config import Config
+from tunedex.core.errors import BadInput
 from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
@@ -23,6 +24,8 @@ START_S = 60.0
 
 
 PROBLEM = Problem("kernel", {"rows": 4}, {}, {"x": "float32"})
+#: One that the kernel itself refuses, with an error of Tunedex's.
+REFUSED = Problem("kernel", {"rows": 5}, {}, {"x": "float32"})
 CEILINGS = Ceilings(copy_bytes_s=1e9)
 
 
@@ -37,13 +40,20 @@ class Subject:
     def open(self, *arguments: object) -> None:
         if not self._allowed.exists():
             raise RuntimeError("no memory")
+        if arguments[0] == REFUSED:
+            raise BadInput("x has no stride", field="x")
 
     def measure(self, config: Config, resources: Resources, best_us: object) -> tuple[object, object]:
         if config.implementation == "sleeps":
             time.sleep(600)
+        if config.implementation == "refuses":
+            raise BadInput("x is not contiguous", field="x")
         if config.implementation == "breaks":
             return Failure(FailureKind.ILLEGAL_ACCESS, "planted"), os.getpid()
         return os.getpid(), None
+
+    def final(self, configs: object, seconds: float, against: object) -> object:
+        raise BadInput("x is not contiguous", field="x")
 
 
 def alive(pid: int) -> bool:
@@ -147,6 +157,19 @@ def test_what_cannot_be_opened_and_what_cannot_be_started_are_told_apart(
         worker.open(Problem("kernel", {"rows": 8}, {}, {"x": "float32"}), None, 0.0, CEILINGS)
     with pytest.raises(DeviceLost, match=r"no measuring process can be started: .*not allowed"):
         worker.open(PROBLEM, None, 0.0, CEILINGS)
+
+
+def test_what_a_kernel_raises_of_ours_is_its_own_fault_and_not_the_sweep_s(
+    worker_of: Callable[[bool], Worker],
+) -> None:
+    worker = worker_of(False)
+    with pytest.raises(NotOpened, match="cannot be set up: x has no stride"):
+        worker.open(REFUSED, None, 0.0, CEILINGS)
+    outcome, _ = measured(worker, "refuses")
+    assert outcome == Failure(FailureKind.CRASH, "x is not contiguous")
+    worker.open(PROBLEM, None, 0.0, CEILINGS)
+    assert worker.final([Config("refuses", {})], 0.1, []) is None
+    pid_of(worker)
 
 
 def test_a_stopped_worker_ends_the_call_under_way(worker_of: Callable[[bool], Worker]) -> None:

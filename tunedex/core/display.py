@@ -20,12 +20,20 @@ _VERSIONS = {
     "numba": "numba",
     "python": "Python",
 }
+#: Control characters, which terminals obey and PostgreSQL refuses (NUL), and the lone surrogates that stand for bytes
+#: which are not UTF-8, a compiler's or a path's.
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _SECRETS = frozenset({"password", "sslpassword", "token", "api_key", "key", "secret"})
 
 
 def one_line(text: object) -> str:
-    """``text`` with every run of white space as one space: the words of an error for a line of their own."""
-    return " ".join(str(text).split())
+    """The words of an error for a line of their own, which can be printed and stored: every run of white space is one
+    space, and U+FFFD stands for what is no text. An error that cannot even be told says so."""
+    try:
+        words = str(text)
+    except Exception:  # noqa: BLE001 - the code of whoever made the error
+        words = "its message cannot be read"
+    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", " ".join(words.split()))
 
 
 def time_words(value_us: float | None, *, micro: str = "us") -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.limits import NO_LIMITS, Limits, Objective
-from tunedex.core.measurement import Measurement
+from tunedex.core.measurement import Measurement, require_time
 
 #: A config must be faster by this share to replace another: less is within the noise of a measurement.
 MARGIN = 0.02
@@ -56,7 +56,14 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        """
+        Raises:
+            ValueError: a time is none.
+        """
         values = dict(data)
+        for name in ("default_us", "library_us", "warm_us"):
+            if values.get(name) is not None:
+                require_time(name, values[name])
         values["config"] = Config.from_dict(values["config"])
         values["measurement"] = Measurement.from_dict(values["measurement"])
         return cls(**values)

@@ -101,8 +101,4 @@ def _die_with_parent(lifeline: Connection) -> None:
 def _portable(error: BaseException) -> TunedexError:
     if isinstance(error, TunedexError):
         return error
-    try:
-        words = one_line(error)
-    except Exception:  # noqa: BLE001 - an exception that cannot even be told
-        words = "its message cannot be read"
-    return RemoteError(f"{type(error).__name__}: {words[:_MESSAGE_CHARACTERS]}")
+    return RemoteError(f"{type(error).__name__}: {one_line(error)[:_MESSAGE_CHARACTERS]}")

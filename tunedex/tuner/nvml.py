@@ -102,8 +102,7 @@ class Nvml:
     @property
     def count(self) -> int | None:
         """How many GPUs there are, slices not counted; None where it does not tell."""
-        count: int | None = self._ask("nvmlDeviceGetCount")
-        return count
+        return self._number("nvmlDeviceGetCount")
 
     def boards(self) -> list[Board]:
         """Every GPU, each followed by its MIG slices."""
@@ -122,8 +121,8 @@ class Nvml:
         if handle is None:
             return Sample()
         return Sample(
-            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+            clock_mhz=self._number("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+            temperature_c=self._number("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
             throttle=self._throttle(handle),
         )
 
@@ -131,7 +130,7 @@ class Nvml:
         """What the device of this UUID has used since its driver was loaded, in joules; None where it does not tell.
         A slice does not: the counter is its card's."""
         handle = self._whole(uuid)
-        millijoules = None if handle is None else self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        millijoules = None if handle is None else self._number("nvmlDeviceGetTotalEnergyConsumption", handle)
         return None if millijoules is None else millijoules / 1e3
 
     def busy_percent(self, uuid: str) -> int | None:
@@ -139,7 +138,8 @@ class Nvml:
         it does not tell, as a slice does not."""
         handle = self._whole(uuid)
         rates = None if handle is None else self._ask("nvmlDeviceGetUtilizationRates", handle)
-        return getattr(rates, "gpu", None)
+        share = getattr(rates, "gpu", None)
+        return share if isinstance(share, int) else None
 
     def processes(self, uuid: str, window_s: float) -> Mapping[int, int] | None:
         """The processes that computed on the device of this UUID in the last ``window_s``: the largest share of the
@@ -152,7 +152,7 @@ class Nvml:
         if handle is None:
             return None
         samples = self._ask("nvmlDeviceGetProcessUtilization", handle, since_us, nothing=())
-        if samples is None:
+        if not isinstance(samples, list | tuple):
             return None
         shares: dict[int, int] = {}
         for one in samples:
@@ -167,8 +167,7 @@ class Nvml:
         return None if handle is None or self._sliced(handle) else handle
 
     def _sliced(self, handle: Any) -> bool:
-        mode = self._ask("nvmlDeviceGetMigMode", handle)
-        return bool(mode and mode[0])
+        return bool(self._current("nvmlDeviceGetMigMode", handle))
 
     def _handle(self, uuid: str) -> Any:
         """The handle by UUID; clocks and temperature belong to the card, so a slice gives its card's handle."""
@@ -180,15 +179,15 @@ class Nvml:
     def _card(self, handle: Any) -> Board:
         name = _text(self._ask("nvmlDeviceGetName", handle))
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
-        power = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-        ecc = self._ask("nvmlDeviceGetEccMode", handle)
+        power = self._number("nvmlDeviceGetEnforcedPowerLimit", handle)
+        device_id = getattr(pci, "pciDeviceId", None)
         known = {
             "power_limit_w": power // 1000 if power is not None else None,
-            "max_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
-            "max_memory_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEMORY),
-            "memory_bus_bits": self._ask("nvmlDeviceGetMemoryBusWidth", handle),
-            "ecc": bool(ecc[0]) if ecc else None,
-            "pci_device_id": f"{pci.pciDeviceId:08x}" if hasattr(pci, "pciDeviceId") else None,
+            "max_clock_mhz": self._number("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
+            "max_memory_clock_mhz": self._number("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEMORY),
+            "memory_bus_bits": self._number("nvmlDeviceGetMemoryBusWidth", handle),
+            "ecc": self._current("nvmlDeviceGetEccMode", handle),
+            "pci_device_id": f"{device_id:08x}" if isinstance(device_id, int) else None,
         }
         profile = profile_in(name)
         return Board(
@@ -204,7 +203,7 @@ class Nvml:
     def _slices(self, handle: Any, card: Board) -> Iterator[Board]:
         if not card.sliced:
             return
-        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        for index in range(self._number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             part = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if part is None:
                 continue
@@ -225,15 +224,27 @@ class Nvml:
         counts = self._ask("nvmlDeviceGetAttributes", part)
         slices = getattr(counts, "gpuInstanceSliceCount", None)
         memory_mib = getattr(counts, "memorySizeMB", None)
-        return f"mig-{slices}g.{round(memory_mib / 1024)}gb" if slices and memory_mib else "mig-unknown"
+        if not (isinstance(slices, int) and isinstance(memory_mib, int) and slices and memory_mib):
+            return "mig-unknown"
+        return f"mig-{slices}g.{round(memory_mib / 1024)}gb"
 
     def _throttle(self, handle: Any) -> str | None:
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        bits = self._number("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if bits is None:  # the name before driver 535
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+            bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if bits is None:
             return None
         return ",".join(reason for bit, reason in _THROTTLE.items() if bits & bit)
+
+    def _number(self, function: str, *arguments: Any) -> int | None:
+        """What ``function`` counts; None also where a module that is not NVIDIA's answers something else."""
+        value = self._ask(function, *arguments)
+        return value if isinstance(value, int) else None
+
+    def _current(self, function: str, handle: Any) -> bool | None:
+        """Whether a mode is on now, of which ``function`` tells the current state and the pending one."""
+        states = self._ask(function, handle)
+        return bool(states[0]) if isinstance(states, list | tuple) and states else None
 
     def _ask(self, function: str, *arguments: Any, nothing: Any = None) -> Any:
         """What ``function`` returns; None where the module lacks it or NVML refuses, and ``nothing`` where it says that

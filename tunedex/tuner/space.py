@@ -6,10 +6,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tunedex.core.canonical import canonical_json
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
+from tunedex.core.display import one_line
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Implementation, Kernel, Tunable
+
+#: Names that a config gives a meaning.
+_RESERVED_NAMES = frozenset({"implementation"})
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,14 @@ class Space:
         branches: list[Branch] = []
         refused: dict[str, str] = {}
         for implementation in kernel.implementations:
-            reason = _refusal(implementation, problem, device)
-            if reason is None:
-                branch = _branch(implementation, problem, device)
-                if isinstance(branch, Branch):
-                    branches.append(branch)
-                    continue
-                reason = branch
-            refused[implementation.name] = reason
+            try:
+                found = _refusal(implementation, problem, device) or _branch(implementation, problem, device)
+            except Exception as error:  # noqa: BLE001 - one implementation's fault, which costs that one alone
+                found = f"its space cannot be told: {type(error).__name__}: {one_line(error)}"
+            if isinstance(found, Branch):
+                branches.append(found)
+            else:
+                refused[implementation.name] = found
         return cls(kernel, problem, device, tuple(branches), refused)
 
     def __len__(self) -> int:
@@ -64,6 +69,11 @@ class Space:
         return config if config and any(b.implementation == config.implementation for b in self.branches) else None
 
     @property
+    def emptied_by(self) -> str:
+        """What leaves no config at all, implementation by implementation; "" where there is one."""
+        return "" if len(self) else "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+
+    @property
     def library(self) -> tuple[Config, ...]:
         """The configs of the vendor's library call, which is always a candidate."""
         return tuple(config for config in self if config.library)
@@ -76,10 +86,15 @@ def _refusal(implementation: Implementation, problem: Problem, device: Device) -
 
 
 def _branch(implementation: Implementation, problem: Problem, device: Device) -> Branch | str:
-    """The branch, or which constraint leaves it empty."""
+    """The branch, or which tunable or constraint leaves it empty."""
     tunables = tuple(implementation.tunables(problem, device))
+    names = [tunable.name for tunable in tunables]
+    if wrong := next((name for name in names if names.count(name) > 1 or name in _RESERVED_NAMES), None):
+        return f"tunable {wrong} is declared twice, or has a meaning already"
+    for tunable in tunables:
+        canonical_json(tunable.values)  # what has no canonical form has no key
     points: list[dict[str, Value]] = [
-        dict(zip((t.name for t in tunables), values, strict=True))
+        dict(zip(names, values, strict=True))
         for values in itertools.product(*(dict.fromkeys(t.values) for t in tunables))
     ]
     if not points:

@@ -7,6 +7,8 @@ import os
 import threading
 from multiprocessing.connection import Connection, Pipe
 
+from tunedex.core.display import one_line
+
 _CHUNK_BYTES = 2**16
 #: What is still read once nobody should be writing.
 _REST_BYTES = 2**20
@@ -42,7 +44,7 @@ class Tail:
             self._reader.close()
             self.writer.close()
         lines = self._kept.rpartition(_MARK)[2].decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return one_line(next((line for line in reversed(lines) if line.strip()), ""))
 
     def _drain(self, reader: Connection) -> None:
         file, rest = reader.fileno(), _REST_BYTES

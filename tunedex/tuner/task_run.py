@@ -150,13 +150,14 @@ class TaskRun:
             with self._c.ledger.of("store"):
                 revision = self._c.store.publish(self._c.device.key, {problem: rows}, sweep=self._c.sweep)
         limits = Limits(max_error=self._task.max_error)
+        best = choose(rows, limits)
         return replace(
             result,
-            best=choose(rows, limits),
+            best=best,
             own=choose([row for row in rows if not row.config.library], limits),
             library=choose([row for row in rows if row.config.library], limits),
             revision=revision,
-            fault=self._faults.get(problem.key, ""),
+            fault=self._faults.get(problem.key) or ("" if best else self._spaces[problem.key].emptied_by),
         )
 
     def _final(self, problem: Problem, due: Due) -> list[Trial]:

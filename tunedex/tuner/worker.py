@@ -138,7 +138,7 @@ class Worker:
                 outcome, state = self._process.call("measure", config, resources, best_us, timeout_s=timeout_s)
             except ProcessFailure as failure:
                 outcome = Failure(failure.kind, str(failure))
-            except RemoteError as error:
+            except TunedexError as error:  # whatever was raised there, also where it is one of ours
                 outcome = Failure(FailureKind.CRASH, str(error))
             if (isinstance(outcome, Failure) and outcome.kind in STICKY) or not self._process.running:
                 self._failed()
@@ -148,7 +148,7 @@ class Worker:
         """See `Bench.final`; None where the process fails, by whose fault it does not say."""
         try:
             times, states = self._process.call("final", configs, seconds, against, timeout_s=self._timeouts.final_s)
-        except (ProcessFailure, RemoteError):
+        except TunedexError:
             self._failed()
             return None
         if any(isinstance(time, Failure) and time.kind in STICKY for time in times):
@@ -186,12 +186,12 @@ class Worker:
         with self._ledger.of("open"):
             try:
                 self._process.call("open", problem, *arguments, timeout_s=self._timeouts.open_s)
-            except RemoteError as error:
-                self._failed()
-                raise NotOpened(f"cannot be set up: {error}") from error
             except ProcessFailure:
                 self._failed()
                 raise
+            except TunedexError as error:  # the kernel's own, of ours too: its `problem_of` may raise `BadInput`
+                self._failed()
+                raise NotOpened(f"cannot be set up: {error}") from error
 
     def _start(self) -> None:
         if self._process.running:
