@@ -90,7 +90,8 @@ def main() -> int:
     document |= report_head(report) | origin
     for part in PARTS:
         if part in parts:
-            document |= {part: run_part(part, found, options.configs) | origin}
+            measured_in = {"environment": report.environment.key}
+            document |= {part: run_part(part, found, options.configs) | origin | measured_in}
             document |= summary(document)
             if options.out:
                 write_whole(options.out, (json.dumps(document, indent=2) + "\n").encode())
@@ -310,8 +311,8 @@ def exactly(repeats: int, call: Callable[[], object], quantiles: Sequence[float]
 
 
 def compile_speedup(found: DetectedDevice, most: int) -> dict[str, Any]:
-    """The product's list through the pool, its processes' start included, against the mean time of a config where one
-    process compiles alone, its start left out."""
+    """The product's list through the pool against the mean time of a config where one process compiles alone. The start
+    of the processes is in neither, since those of a sweep start while its device is looked at."""
     task = parse_task(PROBLEMS["linear_gelu"], found.device)
     configs = listed(found, task, most)
     alone = configs[:: max(1, len(configs) // COMPILED_ALONE)]
@@ -331,6 +332,7 @@ def compile_speedup(found: DetectedDevice, most: int) -> dict[str, Any]:
 def compiled_by(found: DetectedDevice, task: Task, configs: Sequence[Config], processes: int | None) -> dict[str, Any]:
     with empty_cache():
         pool = CompilePool(found.device, processes=processes)
+        pool.ready()
         try:
             for future in [pool.submit(task.problems[0], config) for config in configs]:
                 future.result()

@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tunedex.api.documents import trial_document
 from tunedex.cli.output import microseconds, print_table
 from tunedex.core.measurement import Failure
 from tunedex.db import Store, open_store
@@ -83,7 +84,8 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
     }
-    rows = [{**row, **origin} for row in rows]
+    measured_in = {"environment": environment.key}
+    rows = [{**row, **origin, **measured_in} for row in rows]
     document = {
         **report_head(report),
         **origin,
@@ -124,7 +126,7 @@ def write(out: Path, document: dict[str, Any], trials: list[dict[str, Any]], *, 
 
 
 def every_trial(store: Store) -> list[dict[str, Any]]:
-    """Every trial of the database as data, oldest first, for those who start from what is known."""
+    """Every trial of the database as the server lists it, oldest first, for those who start from what is known."""
     trials: list[Trial] = []
     after = None
     while True:
@@ -132,30 +134,14 @@ def every_trial(store: Store) -> list[dict[str, Any]]:
         trials += page.items
         if (after := page.next) is None:
             break
-    return [
-        {
-            "problem": trial.problem.to_dict(),
-            "config": trial.config.to_dict(),
-            "kernel_version": trial.kernel_version,
-            "environment": trial.environment,
-            "device": trial.device,
-            "stage": trial.stage.value,
-            "warm_us": trial.warm_us,
-            "clock_mhz": trial.clock_mhz,
-            "throttle": trial.throttle,
-            "created_at": trial.created_at.isoformat() if trial.created_at else None,
-            **(
-                {"failure": {"kind": trial.outcome.kind.value, "detail": trial.outcome.detail}}
-                if isinstance(trial.outcome, Failure)
-                else {"measurement": trial.outcome.to_dict()}
-            ),
-        }
-        for trial in sorted(trials, key=lambda trial: trial.id or 0)
-    ]
+    return [trial_document(trial, {}) for trial in sorted(trials, key=lambda trial: trial.id or 0)]
 
 
 def report_head(report: Report) -> dict[str, Any]:
-    return {"device": report.detected.device.to_dict(), "environment": report.environment.to_dict()}
+    """The device, without what tells one board from another of its kind, and the environment."""
+    device = report.detected.device
+    attributes = {name: value for name, value in device.attributes.items() if name != "uuid"}
+    return {"device": device.to_dict() | {"attributes": attributes}, "environment": report.environment.to_dict()}
 
 
 def compare(found: DetectedDevice, ceilings: Ceilings, result: Result, peers: list[str]) -> dict[str, Any]:

@@ -96,8 +96,12 @@ class Untold(Exception):
         (ValueError("\x1b[31mred\x1b[0m \x9b1m"), "\ufffd[31mred\ufffd[0m \ufffd1m"),
         (ValueError(b"/tmp/\xff.cu".decode(errors="surrogateescape")), "/tmp/\ufffd.cu"),
         (Untold(), "its message cannot be read"),
+        (
+            RuntimeError("no memory\nException raised from malloc at a.cpp:1 (most recent call first):\nframe"),
+            "no memory",
+        ),
     ],
-    ids=["lines", "letters", "nul", "escapes", "bytes", "untold"],
+    ids=["lines", "letters", "nul", "escapes", "bytes", "untold", "stack"],
 )
 def test_the_words_of_an_error_can_be_printed_and_stored(error: Exception, words: str) -> None:
     assert one_line(error) == words

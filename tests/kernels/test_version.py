@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from test_catalog import interpreters
 
+from tunedex.kernels.registry import builtin_kernels
 from tunedex.kernels.version import VERSION_HEX_DIGITS, cuda_tokens, python_tokens, version_of
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +114,28 @@ def test_files_count_in_their_order(tmp_path: Path) -> None:
     both = tmp_path / "both.py"
     both.write_text("a = 1\nb = 2\n")
     assert version_of(one, two) != version_of(both)
+
+
+#: What kernels import of Tunedex and what no result or time hangs on: declarations, limits, and what compiles ahead.
+NOT_RUN = {"base.py", "jit.py", "offline.py", "version.py"}
+#: Of `rows.py` the product takes how its inputs are laid out, which its problem says.
+NOT_RUN_BY = {"linear_gelu": {"rows.py"}}
+
+
+def imported(path: Path, skipped: set[str]) -> set[str]:
+    """The files of `tunedex.kernels` that ``path`` imports, and what those import."""
+    found = {path.name}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunedex.kernels."):
+            name = f"{(node.module or '').rpartition('.')[2]}.py"
+            if name not in skipped | found:
+                found |= imported(path.with_name(name), skipped)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(builtin_kernels()))
+def test_it_is_of_every_file_that_runs(name: str) -> None:
+    module = import_module(f"tunedex.kernels.{name}")
+    listed = {path.name for path in module._CODE if path.suffix == ".py"}
+    assert imported(Path(module.__file__ or ""), NOT_RUN | NOT_RUN_BY.get(name, set())) == listed
+    assert builtin_kernels()[name].signature.version == version_of(*module._CODE)

@@ -86,6 +86,7 @@ OUTPUTS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "indices": ((6, 3), "int32"),
     "places": ((6, 3), "int64"),
     "bytes": ((6, 3), "uint8"),
+    "flags": ((6, 3), "bool"),
     "rows": ((6,), "float32"),
     "total": ((), "float32"),
     "empty": ((0, 8), "float32"),
@@ -122,7 +123,7 @@ class Many(Kernel):
         for name, (shape, kind) in OUTPUTS.items():
             value = operands["x"].to(dtype or torch.float64).flatten()[: math.prod(shape)].view(shape)
             if not getattr(torch, kind).is_floating_point:
-                value = (value.abs() * 10).floor() % 100
+                value = (value.abs() * 10).floor() % (2 if kind == "bool" else 100)
             found[name] = Reference(value, value.abs())
         return found
 
@@ -164,14 +165,14 @@ class TestManyOutputs:
         def change(outputs: dict[str, torch.Tensor]) -> None:
             flat = outputs[name].reshape(-1)
             off = 3 if flat.dtype.is_floating_point else 1  # many roundings, and the next integer
-            flat[-1] = (flat[-1].double() + off).to(flat.dtype)
+            flat[-1] = ~flat[-1] if flat.dtype is torch.bool else (flat[-1].double() + off).to(flat.dtype)
 
         found = self.checked(change)
         assert isinstance(found, Refused)
         last = [size - 1 for size in shape]
         assert found.detail.startswith(f"{name}, normal inputs: 1 elements beyond tolerance, first at {last}: ")
 
-    @pytest.mark.parametrize("name", ["five", "half", "single", "double", "rows", "total"])
+    @pytest.mark.parametrize("name", ["eight", "five", "half", "single", "double", "rows", "total"])
     def test_what_is_not_a_number_is_found(self, name: str) -> None:
         def change(outputs: dict[str, torch.Tensor]) -> None:
             outputs[name].reshape(-1)[0] = math.nan

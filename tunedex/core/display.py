@@ -33,6 +33,7 @@ def one_line(text: object) -> str:
         words = str(text)
     except Exception:  # noqa: BLE001 - the code of whoever made the error
         words = "its message cannot be read"
+    words = words.partition("\nException raised from ")[0]  # torch's C++ errors end in their stack
     return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", " ".join(words.split()))
 
 

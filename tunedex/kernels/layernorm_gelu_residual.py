@@ -66,6 +66,24 @@ from tunedex.kernels.version import version_of
 if TYPE_CHECKING:
     import torch
 
+#: What runs, in a fixed order: a change to any of them is a new version.
+_CODE = tuple(
+    Path(__file__).parent / name
+    for name in (
+        "layernorm_gelu_residual.py",
+        "layernorm_gelu_residual_numba.py",
+        "gelu.py",
+        "numba_cpu.py",
+        "rows.py",
+        "rows_gpu.py",
+        "rows_triton.py",
+        "rows_cuda.py",
+        "nvrtc.py",
+        "cuda/rows.cuh",
+        "cuda/layernorm_gelu_residual.cu",
+    )
+)
+
 _OPERANDS = ("x", "weight", "bias", "residual")
 _GELU_MATH = ("exact", "fitted")
 
@@ -349,23 +367,7 @@ def _activated(operands: Tensors, form: str, eps: float) -> torch.Tensor:
 class LayerNormGeluResidual(Kernel):
     signature: ClassVar[Signature] = Signature(
         kernel="layernorm_gelu_residual",
-        version=version_of(
-            __file__,
-            *(
-                Path(__file__).parent / name
-                for name in (
-                    "layernorm_gelu_residual_numba.py",
-                    "gelu.py",
-                    "numba_cpu.py",
-                    "rows.py",
-                    "rows_gpu.py",
-                    "rows_triton.py",
-                    "rows_cuda.py",
-                    "cuda/rows.cuh",
-                    "cuda/layernorm_gelu_residual.cu",
-                )
-            ),
-        ),
+        version=version_of(*_CODE),
         formula="out = gelu(layernorm(x) * weight + bias) + residual",
         dimensions=ROW_DIMENSIONS,
         operands=tuple(Operand(name, ROW_DTYPES) for name in _OPERANDS),

@@ -37,9 +37,9 @@ class Compiler:
         try:
             return implementation.compile(problem, config, device)
         except OverLimit as error:
-            return Failure(FailureKind.OUT_OF_RESOURCES, one_line(error))
+            return Failure(FailureKind.OUT_OF_RESOURCES, one_line(error)[:_DETAIL_CHARACTERS])
         except CompileError as error:
-            return Failure(FailureKind.COMPILE_ERROR, one_line(error))
+            return Failure(FailureKind.COMPILE_ERROR, one_line(error)[:_DETAIL_CHARACTERS])
         except MemoryError as error:
             return Failure(FailureKind.OOM, f"compiling: {one_line(error) or 'out of memory'}")
 

@@ -105,7 +105,10 @@ class Outputs:
     def poison(self) -> None:
         """Fill the outputs with what no result is, so that an element never written shows."""
         for output in self.tensors.values():
-            output.fill_(math.nan if output.is_floating_point() else torch.iinfo(output.dtype).min)
+            if output.dtype is torch.bool:
+                output.view(torch.uint8).fill_(_GUARD_BYTE)
+            else:
+                output.fill_(math.nan if output.is_floating_point() else torch.iinfo(output.dtype).min)
 
     def trespassed(self) -> torch.Tensor:
         """For each output, whether the memory beside it was written: a vector on the device, waiting for nothing."""

@@ -136,7 +136,8 @@ class WholeStandard(Standard):
         off, ratio = figures
         error = _share(off, self._size)
         if not math.isfinite(error):
-            where = self._first(~result.isfinite(), result)
+            # Types of 8 bits do not know what is finite.
+            where = self._first(~result.to(self.value.dtype).isfinite(), result)
             return Verdict(math.inf, accepted=False, lossless=False, detail=f"not finite or not written at {where}")
         if ratio <= 1 and error <= self._bound:
             return Verdict(error, accepted=True, lossless=True)
