@@ -27,10 +27,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tunedex.api.documents import trial_document
 from tunedex.cli.output import microseconds, print_table
 from tunedex.core.measurement import Failure
 from tunedex.db import Store, open_store
+from tunedex.db.documents import trial_document
 from tunedex.db.records import Ceilings, Trial
 from tunedex.kernels.base import Kernel, Launch, Tensors
 from tunedex.kernels.registry import get_kernel

@@ -8,12 +8,11 @@ from typing import Annotated, Any, TypeVar
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from tunedex.api import documents
-from tunedex.api.documents import Environments
 from tunedex.api.replies import json_reply, strict_query
 from tunedex.api.schemas import BestsQuery, ListReply, Paging, SweepsQuery, TrialsQuery
 from tunedex.api.state import state_of
-from tunedex.db import Store
+from tunedex.db import Store, documents
+from tunedex.db.documents import Environments
 from tunedex.db.records import Page
 
 router = APIRouter(tags=["lists"], dependencies=[Depends(strict_query)], responses={200: {"model": ListReply}})

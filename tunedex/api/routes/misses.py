@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from tunedex.api import documents, questions
+from tunedex.api import questions
 from tunedex.api.answers import check_device
 from tunedex.api.problem_json import MAX_ERRORS, Refused
 from tunedex.api.replies import json_body, json_reply, strict_query
@@ -20,6 +20,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.question import with_work
 from tunedex.core.signature import Signature, whole_number
+from tunedex.db import documents
 
 router = APIRouter(tags=["misses"], dependencies=[Depends(strict_query)])
 
