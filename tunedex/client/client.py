@@ -227,9 +227,8 @@ class Client:
         if self.source.cached and (stamped := self._slot.read()):
             with contextlib.suppress(CannotRun):  # a file of another device, put there by hand
                 self._take(stamped, "cache")
-        if self.pin is None or self._held.origin != "cache":  # a revision never changes
-            with self._refreshing:
-                self._fetch(self.source.wait_s)
+        with self._refreshing:  # a pinned one too: its number names other answers in a database that was made anew
+            self._fetch(self.source.wait_s)
 
     @property
     def _slot(self) -> Slot:
