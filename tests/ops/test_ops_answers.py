@@ -101,9 +101,7 @@ def test_after_an_upgrade_what_was_published_before_gives_way_to_the_installed_d
     default = default_of(case, problem)
     publish(tmp_path / "mine.db", case, problem, lacking, signature=signature)
     client = tunedex.connect(tmp_path / "mine.db", device="cpu")
-    assert client.answer(asked).config == default_of(
-        case, asked
-    )  # not what the database calls so
+    assert client.answer(asked).config == default_of(case, asked)  # not what the database calls so
     assert f"measured with kernel version {'0' * 12}, now " in client.answer(problem).reason
     for each in (problem, problem, asked):
         operands = case.tensors(each)
