@@ -164,10 +164,10 @@ class _DatabaseSource:
         from tunedex.db import open_store
 
         with open_store(self.url, create=False) as store:
-            now = store.current_revision(device, channel) if revision is None else revision
-            if etag == str(now):
+            stamp = store.stamp(device, channel=channel, revision=revision)
+            if etag == stamp:
                 return None
-            return Stamped(store.snapshot(device, channel=channel, revision=revision), str(now))
+            return Stamped(store.snapshot(device, channel=channel, revision=revision), stamp)
 
     def report(self, device: str, misses: Mapping[Problem, int]) -> bool:
         from tunedex.db import open_store

@@ -35,6 +35,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.snapshot import Snapshot
 from tunedex.kernels import tensors
 from tunedex.kernels.base import Kernel, Launch, Tensors
+from tunedex.kernels.forward import to_try
 from tunedex.kernels.registry import get_kernel
 from tunedex.kernels.rows import EPS
 
@@ -125,8 +126,7 @@ class _Plan:
         self.empty = problem.empty
         (self.output,) = kernel.outputs(problem).values()
         # What to try, the best first, each once; the one that is bound, or would be next, stands first.
-        answered = client.answer(problem).config
-        self._configs = list(dict.fromkeys([*([answered] if answered else []), *client.alternatives(problem)]))
+        self._configs = to_try(kernel, problem, device, client.rows(problem))
         self._launch: Launch | None = None
         self._warned = False
         self._lock = threading.Lock()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tunedex.cli.app import run
+from tunedex.core.channel import Channel
 from tunedex.core.host import cpu
 from tunedex.db import open_store
 
@@ -61,6 +63,31 @@ def test_an_upgrade_is_seen_reported_and_then_over(
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["kernel", "problem", "outcome", "before", "now", "config", "now", "detail"]
     assert table[1].startswith("softmax  rows=24,cols=60,dtype=float32")
+
+
+def test_a_rollback_outlives_what_is_published_later_and_both_commands_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = tmp_path / "tunedex.db"
+    swept = ["sweep", "--device", "cpu", "--db", str(db), "--problem", PROBLEM, "--trials", "2"]
+    assert run(swept) == 0
+    assert "published up to revision 1; `tuner serve` answers from it" in capsys.readouterr().err
+    with open_store(str(db)) as store:
+        snapshot = store.snapshot(cpu().key)
+        (problem,) = snapshot.problems.values()
+        store.publish(cpu().key, {replace(problem, alignment=1): snapshot.rows[problem.key]})
+    assert run(["rollback", "1", "--db", str(db)]) == 0
+    capsys.readouterr()
+    held = "published up to revision {} on candidate; stable is held at 1; `tuner promote` moves it"
+    assert run([*swept, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["revision"] == 2  # the same rows: nothing new
+    assert held.format(2) in said.err
+    assert verify(db, "--all") == 0
+    with open_store(str(db)) as store:
+        newest = store.current_revision(cpu().key, Channel.CANDIDATE)
+        assert (newest > 2, store.current_revision(cpu().key)) == (True, 1)
+    assert held.format(newest) in capsys.readouterr().err
 
 
 def test_a_database_with_nothing_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

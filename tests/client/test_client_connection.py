@@ -193,8 +193,29 @@ def test_a_pinned_revision_on_disk_needs_no_server(server: str, monkeypatch: pyt
     tunedex.connect(server, device=H200.key)
     monkeypatch.setattr(HttpSource, "_call", _away)
     client = tunedex.connect(server, device=H200.key)
-    assert (client.revision, client.status().reason) == (revision, "")
+    assert (client.revision, client.status().reason) == (revision, "away")
     assert client.lookup("demo", 4096, 512, dtype="bf16").config == BEST
+
+
+@pytest.mark.parametrize("pin", [None, 1])
+@pytest.mark.parametrize("served", [True, False])
+def test_a_database_made_anew_is_asked_and_not_taken_for_the_one_before(
+    served: bool, pin: int | None, database: Path, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue("server") if served else database
+    client = tunedex.connect(source, device=H200.key, revision=pin)
+    assert client.lookup("demo", 4096, 512, dtype="bf16").config == BEST
+    anew = database.with_name("anew.db")
+    assert publish(anew, SECOND, BEST) == client.revision == 1
+    anew.replace(database)
+    for left in database.parent.glob("fleet.db-*"):
+        left.unlink()
+    deadline = time.monotonic() + 10
+    while not client.refresh():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for asked in (client, tunedex.connect(source, device=H200.key, revision=pin)):
+        assert (asked.lookup("demo", 4096, 512, dtype="bf16").config, asked.revision) == (SECOND, 1)
 
 
 def _away(*_: object, **__: object) -> Any:

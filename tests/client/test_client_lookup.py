@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +18,10 @@ from tunedex.client.client import Client
 from tunedex.client.settings import SETTINGS
 from tunedex.core.config import Config
 from tunedex.core.errors import CannotRun
+from tunedex.core.limits import Limits
 from tunedex.core.measurement import Policy
 from tunedex.core.problem import Problem
+from tunedex.core.signature import DefaultRule
 from tunedex.core.snapshot import Match, Snapshot
 
 
@@ -336,7 +339,49 @@ def test_a_device_that_is_not_known_gets_no_config_and_reports_nothing() -> None
     assert (client.refresh(), source.reports) == (False, [])
 
 
-def test_alternatives_are_the_other_configs_and_then_the_default() -> None:
-    client = client_of(Shelf(snapshot()))
-    assert client.alternatives(TUNED) == [BEST, SECOND, Config("triton", {"block": 128})]
-    assert client.alternatives(replace(TUNED, kernel="other")) == []
+def test_the_rows_of_a_problem_begin_with_what_is_answered() -> None:
+    held = snapshot()
+    first, second = held.rows[TUNED.key]
+    faster = replace(first, rank=2, measurement=replace(first.measurement, time_us=9.9))
+    client = client_of(Shelf(replace(held, rows={TUNED.key: (first, second, faster)})))
+    assert client.answer(TUNED).config == first.config
+    assert client.rows(TUNED) == [first, faster, second]
+    assert client.rows(TUNED, Limits(max_latency_us=11)) == [first, faster]
+    assert client.status().misses == 0
+    assert client.rows(replace(TUNED, kernel="other")) == []
+    assert client.status().misses == 0
+    assert client.rows(replace(TUNED, dims={**TUNED.dims, "rows": 1})) == []
+    assert client.status().misses == 1
+
+
+def test_the_kernels_that_run_here_are_those_installed_whatever_was_published() -> None:
+    rule = DefaultRule("cuda", {"implementation": "triton", "width": 1})
+    published = replace(DEMO, version="2" * 12, defaults=(rule,))
+    held = replace(snapshot(), signatures={"demo": published, "other": replace(published, kernel="other")})
+    client = client_of(Shelf(held))
+    assert client.lookup("demo", 5000, 512, dtype="bf16").config == Config("triton", {"block": 128})
+    assert client.lookup("other", 5000, 512, dtype="bf16").config == Config("triton", {"width": 1})
+    exact = client.lookup("demo", 4096, 512, dtype="bf16")
+    assert (exact.match, exact.reason) == (Match.EXACT, "")
+
+    rows = tuple(replace(row, kernel_version="2" * 12) for row in held.rows[TUNED.key])
+    client = client_of(Shelf(replace(held, rows={TUNED.key: rows})))
+    stale = client.lookup("demo", 4096, 512, dtype="bf16")
+    assert (stale.match, stale.config) == (Match.EXACT, BEST)
+    assert stale.reason == f"measured with kernel version {'2' * 12}, now {DEMO.version}"
+
+
+def test_an_answer_names_the_reason_of_now() -> None:
+    source = Shelf(snapshot())
+    client = client_of(source)
+    asked = functools.partial(client.lookup, "demo", 7, 512, dtype="bf16")
+    source.fails = CannotRun("shelf does not answer")
+    client.refresh()
+    assert "does not answer" in asked().reason
+    assert asked() is asked()
+    source.fails = None
+    assert client.refresh() is False
+    assert "does not answer" not in asked().reason
+    source.fails = CannotRun("shelf is locked")
+    client.refresh()
+    assert "is locked" in asked().reason

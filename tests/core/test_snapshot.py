@@ -16,7 +16,7 @@ from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownKernel
 from tunedex.core.limits import Limits
 from tunedex.core.question import read_question
-from tunedex.core.snapshot import Answer, Match, Snapshot, with_signatures
+from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed, with_signatures
 
 FLAT = {"rows": 8, "cols": 16, "dtype": "fp32"}
 
@@ -168,3 +168,10 @@ def test_signatures_are_added_but_not_replaced() -> None:
     answer = ask(held, "other", FLAT)
     assert answer.match is Match.DEFAULT
     assert answer.config == Config("triton", {"block": 2})
+
+
+def test_what_is_installed_takes_the_place_of_what_was_published() -> None:
+    newer, other = replace(SIGNATURE, version="ffffffffffff"), replace(SIGNATURE, kernel="other")
+    held = with_installed(replace(snapshot(row(0)), signatures={"norm": SIGNATURE, "other": other}), [newer])
+    assert held.signatures == {"norm": newer, "other": other}
+    assert held.answer(problem()).reason == f"measured with kernel version {SIGNATURE.version}, now ffffffffffff"

@@ -65,6 +65,22 @@ def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
         assert store.counts()["trials"] == 0
 
 
+def test_a_file_that_is_replaced_is_followed(tmp_path: Path) -> None:
+    paths = [tmp_path / "t.db", tmp_path / "other.db"]
+    for path, blocks in zip(paths, ([64], [32, 16]), strict=True):
+        with open_store(str(path)) as store:
+            fill(store)
+            for block in blocks:
+                store.publish(DEVICE.key, {problem(): [row(block)]})
+    with open_store(str(paths[0])) as store:
+        assert store.current_revision(DEVICE.key) == 1
+        paths[1].replace(paths[0])
+        assert store.current_revision(DEVICE.key) == 2
+        assert store.publish(DEVICE.key, {problem(): [row(8)]}) == 3
+        paths[0].unlink()
+        assert store.current_revision(DEVICE.key) == 3
+
+
 def test_nothing_is_made_where_none_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="there is no database"):
         open_store(str(tmp_path / "a" / "t.db"), create=False)

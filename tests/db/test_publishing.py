@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from db_examples import DEVICE, OTHER, VERSION, problem, row, signature
+from db_examples import DEVICE, OTHER, VERSION, fill, problem, row, signature
 
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
+from tunedex.core.signature import DefaultRule, Signature
 from tunedex.core.snapshot import Match, Snapshot
 from tunedex.db import Store, open_store
 
@@ -164,6 +166,77 @@ def test_what_is_published_after_a_rollback_keeps_what_was_not_given(store: Stor
     }
 
 
+def retuned(block: int, version: str = VERSION) -> Signature:
+    """The kernel of the examples with another default."""
+    rule = DefaultRule("cuda", {"implementation": "triton", "block": block})
+    return replace(signature(version=version), defaults=(rule,))
+
+
+@pytest.mark.parametrize("version", ["newer", VERSION])
+def test_a_revision_keeps_the_kernels_that_it_was_made_with(store: Store, version: str) -> None:
+    store.publish(DEVICE.key, {problem(1): [row()]})
+    store.promote()
+    then, stamp = store.snapshot(DEVICE.key, revision=1), store.stamp(DEVICE.key, revision=1)
+    assert then.signatures == {"softmax": signature()}
+    store.register_signatures([retuned(512, version), signature("layernorm")])
+    assert store.snapshot(DEVICE.key, revision=1) == then
+    # What a channel offers knows a new kernel at once, and the others as they were when its revision was made.
+    assert store.snapshot(DEVICE.key).signatures == {"softmax": signature(), "layernorm": signature("layernorm")}
+    store.publish(DEVICE.key, {problem(2): [row()]})
+    assert store.snapshot(DEVICE.key, channel=CANDIDATE).signatures["softmax"] == retuned(512, version)
+    assert store.snapshot(DEVICE.key, revision=1) == then
+    assert store.stamp(DEVICE.key, revision=1) == stamp
+    store.promote()
+    store.rollback(1)
+    assert store.snapshot(DEVICE.key).signatures["softmax"] == signature()
+
+
+def test_a_kernel_that_has_changed_makes_a_new_revision_of_equal_rows(store: Store) -> None:
+    answers = {problem(): [row()]}
+    store.publish(DEVICE.key, answers)
+    store.register_signatures([signature("layernorm")])
+    assert store.publish(DEVICE.key, answers) == 1
+    store.register_signatures([retuned(512)])
+    assert store.publish(DEVICE.key, answers) == 2
+    assert store.publish(DEVICE.key, answers) == 2
+    assert served(store.snapshot(DEVICE.key, revision=2)) == {str(problem()): [64]}
+
+
+def test_a_stamp_tells_snapshots_apart(store: Store, tmp_path: Path) -> None:
+    store.publish(DEVICE.key, {problem(): [row(64)]})
+    store.promote()
+    stamps = [store.stamp(DEVICE.key), store.stamp(DEVICE.key, channel=CANDIDATE), store.stamp(OTHER.key)]
+    assert store.stamp(DEVICE.key) == stamps[0]
+    with open_store(str(tmp_path / "anew.db")) as anew:
+        fill(anew)
+        assert anew.publish(DEVICE.key, {problem(): [row(32)]}) == 1
+        stamps.append(anew.stamp(DEVICE.key))
+        assert anew.stamp(DEVICE.key, revision=1) == stamps[-1]
+    store.publish(DEVICE.key, {problem(): [row(128)]})
+    store.promote()
+    stamps.append(store.stamp(DEVICE.key))
+    store.register_signatures([signature("layernorm")])
+    stamps.append(store.stamp(DEVICE.key))
+    assert len({*stamps}) == len(stamps)
+    for wrong, error in (({"revision": 9}, UnknownRevision), ({"channel": "nightly"}, BadInput)):
+        with pytest.raises(error):
+            store.stamp(DEVICE.key, **wrong)
+
+
+def test_stable_stays_where_a_rollback_put_it_until_it_is_promoted(store: Store) -> None:
+    for block in (64, 128):
+        store.publish(DEVICE.key, {problem(1): [row(block)]})
+    store.promote()
+    store.rollback(1)
+    assert store.publish(DEVICE.key, {problem(1): [row(128)]}) == 2
+    assert store.publish(DEVICE.key, {problem(2): [row(32)]}) == 3
+    assert served(store.snapshot(DEVICE.key)) == {str(problem(1)): [64]}
+    assert (store.current_revision(DEVICE.key), store.current_revision(DEVICE.key, CANDIDATE)) == (1, 3)
+    assert store.promote() == {DEVICE.key: 3}
+    assert store.publish(DEVICE.key, {problem(2): [row(16)]}) == 4
+    assert store.current_revision(DEVICE.key) == (4 if store.embedded else 3)
+
+
 def test_unknown_devices_revisions_and_channels_are_named(store: Store) -> None:
     with pytest.raises(UnknownRevision, match="nothing is published"):
         store.promote(revision=1)
@@ -229,6 +302,7 @@ def test_two_who_publish_at_once_get_numbers_of_their_own(store: Store, url: str
 def test_a_snapshot_of_an_older_version_says_so(store: Store) -> None:
     store.publish(DEVICE.key, {problem(): [row()]})
     store.register_signatures([signature(version="newer")])
+    store.publish(DEVICE.key, {problem(2): [replace(row(), kernel_version="newer")]})
     answer = store.snapshot(DEVICE.key, channel=CANDIDATE).answer(problem())
     assert answer.config == row().config
     assert VERSION in answer.reason

@@ -254,6 +254,7 @@ def test_check_counts_and_size(store: Store) -> None:
         "kernels",
         "misses",
         "problems",
+        "revision_kernels",
         "revisions",
         "sweeps",
         "trials",

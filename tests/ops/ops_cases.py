@@ -16,6 +16,7 @@ from tunedex.core.config import Config
 from tunedex.core.measurement import Measurement, Policy
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
+from tunedex.core.signature import Signature
 from tunedex.db import open_store
 from tunedex.kernels.base import InputSource
 from tunedex.kernels.registry import get_kernel
@@ -62,7 +63,8 @@ def accept(case: Case, problem: Problem, operands: Mapping[str, torch.Tensor], r
     assert float(apart.max()) < TOLERANCE[problem.dtype]
 
 
-def publish(path: Path, case: Case, problem: Problem, *configs: Config) -> None:
+def publish(path: Path, case: Case, problem: Problem, *configs: Config, signature: Signature | None = None) -> None:
+    """Publish ``configs``, measured with the kernel as it is installed or as ``signature`` says that it was."""
     measured: dict[str, Any] = {
         "samples": 9,
         "policy": Policy.EAGER_COLD,
@@ -70,14 +72,14 @@ def publish(path: Path, case: Case, problem: Problem, *configs: Config) -> None:
         "lossless": True,
         "output_hash": "aa",
     }
-    kernel = get_kernel(case.kernel)
+    signature = signature or get_kernel(case.kernel).signature
     rows = [
-        Row(rank, config, Measurement(10.0 + rank, 9.0, 12.0, **measured), kernel.signature.version, "e" * 32)
+        Row(rank, config, Measurement(10.0 + rank, 9.0, 12.0, **measured), signature.version, "e" * 32)
         for rank, config in enumerate(configs)
     ]
     with open_store(str(path)) as store:
         store.register_device(host.cpu())
-        store.register_signatures([kernel.signature])
+        store.register_signatures([signature])
         store.publish(host.cpu().key, {problem: rows}, sweep=None)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from ops_cases import CASES, LIBRARY, Case, accept, every_case, publish, running
 
 import tunedex
 from tunedex import ops
+from tunedex.core import host
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.problem import Problem
+from tunedex.core.signature import DefaultRule, Signature
 from tunedex.kernels.base import Launch
 from tunedex.kernels.registry import get_kernel
 
@@ -66,6 +69,69 @@ def test_a_config_that_cannot_run_gives_way_to_the_next_within_the_call(
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warned) == 1
     assert f"does not run with {unusable}" in warned[0]
+
+
+def older(case: Case) -> tuple[Signature, Config]:
+    """The kernel as another version had it, and its default on a CPU, which lacks a tunable of the one installed."""
+    signature = get_kernel(case.kernel).signature
+    values = dict(default_of(case, case.problem()).values)
+    values.popitem()
+    lacking = Config("numba", values)
+    return replace(signature, version="0" * 12, defaults=(DefaultRule("cpu", lacking.to_dict()),)), lacking
+
+
+def default_of(case: Case, problem: Problem) -> Config:
+    """The default of the kernel as it is installed."""
+    config = get_kernel(case.kernel).signature.default(problem, host.cpu())
+    assert config is not None
+    assert config.implementation == "numba"
+    return config
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@every_case
+def test_after_an_upgrade_what_was_published_before_gives_way_to_the_installed_default(
+    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    signature, lacking = older(case)
+    problem, asked = case.problem(), case.problem(batch=3)
+    default = default_of(case, problem)
+    publish(tmp_path / "mine.db", case, problem, lacking, signature=signature)
+    client = tunedex.connect(tmp_path / "mine.db", device="cpu")
+    assert client.answer(asked).config == default_of(case, asked)  # not what the database calls so
+    assert f"measured with kernel version {'0' * 12}, now " in client.answer(problem).reason
+    for each in (problem, problem, asked):
+        operands = case.tensors(each)
+        accept(case, each, operands, case.run(**operands))
+    assert running() == [default, default_of(case, asked)]
+    (warned,) = warnings_of(caplog)
+    assert f"{case.kernel} has configs that were measured with its version {'0' * 12}" in warned
+
+
+@every_case
+def test_configs_of_another_version_are_mapped_forward_or_passed_over(
+    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature, _ = older(case)
+    problem, kernel = case.problem(), get_kernel(case.kernel)
+    seen: list[str] = []
+
+    def map_forward(config: Config, version: str) -> Config | None:
+        seen.append(version)
+        return LIBRARY[case.kernel] if config.implementation == "formerly" else None
+
+    monkeypatch.setattr(kernel, "map_forward", map_forward, raising=False)
+    configs = [Config("gone"), Config("formerly")]
+    publish(tmp_path / "mine.db", case, problem, *configs, signature=signature)
+    tunedex.connect(tmp_path / "mine.db", device="cpu")
+    operands = case.tensors(problem)
+    accept(case, problem, operands, case.run(**operands))
+    assert running() == [LIBRARY[case.kernel]]
+    assert set(seen) == {"0" * 12}
+    assert len(warnings_of(caplog)) == 1
 
 
 class Broken:

@@ -1,8 +1,8 @@
 """Snapshots held in memory, so that a lookup touches no database.
 
 A snapshot is held per (device, channel, revision asked for). It answers for `Settings.fresh_s` without any query;
-then one cheap query asks whether the channel's revision still stands, and only a new one is read in full. Requests
-that find the same snapshot stale wait for one refresh between them. Where the database does not answer, a snapshot
+then its stamp is asked for, which costs little, and only a snapshot of another stamp is read in full. Requests that
+find the same snapshot stale wait for one refresh between them. Where the database does not answer, a snapshot
 that is held goes on answering: what it says was true at the revision it names.
 """
 
@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from anyio.to_thread import run_sync
 
 from tunedex.api.metrics import Metrics
 from tunedex.api.settings import Settings
-from tunedex.core.canonical import canonical_json, key_of
+from tunedex.core.canonical import canonical_json
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, DatabaseError
 from tunedex.core.signature import Signature
-from tunedex.core.snapshot import Snapshot
+from tunedex.core.snapshot import Snapshot, with_signatures
 from tunedex.db import Store
 
 MAX_KEY = 200
@@ -36,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """A snapshot in memory, with the forms in which it is sent; each is made once, when first asked for."""
+    """A snapshot in memory with its stamp in the store, and the forms in which it is sent; each is made once, when
+    first asked for."""
 
     snapshot: Snapshot
+    stamp: str
 
     @cached_property
     def tag(self) -> str:
-        """The entity tag without quotes. A revision fixes the rows; the rest of the document is hashed."""
-        held = self.snapshot
-        kernels = [held.signatures[name].to_dict() for name in sorted(held.signatures)]
-        return key_of([held.device.to_dict(), held.channel, held.revision, kernels])
+        """The entity tag without quotes: the SHA-256 of the body, since no number tells what is in it."""
+        return hashlib.sha256(self.body).hexdigest()
 
     @cached_property
     def body(self) -> bytes:
@@ -141,14 +142,13 @@ class Answers:
         return fresh
 
     def _read(self, key: _Key, held: Held | None) -> Held:
-        """Read what changed since ``held``: nothing, the signatures, or all. Runs in a thread."""
-        signatures = self._read_signatures()
-        if held is not None and (
-            key.revision is not None or self._store.current_revision(key.device, key.channel) == held.snapshot.revision
-        ):
-            return held if held.snapshot.signatures == signatures else Held(replace_signatures(held, signatures))
+        """Read the snapshot where ``held`` is not it any more. Runs in a thread."""
+        # The stamp comes first: what is published in between is then noticed by the next look.
+        stamp = self._store.stamp(key.device, channel=key.channel, revision=key.revision)
+        if held is not None and held.stamp == stamp:
+            return held
         snapshot = self._store.snapshot(key.device, channel=key.channel, revision=key.revision)
-        return Held(replace(snapshot, signatures={**signatures, **snapshot.signatures}))
+        return Held(with_signatures(snapshot, self._builtin.values()), stamp)
 
     def _read_signatures(self) -> Mapping[str, Signature]:
         if self._signatures is None or not self._fresh(self._signatures[0]):
@@ -158,11 +158,6 @@ class Answers:
 
     def _fresh(self, checked_at: float) -> bool:
         return self._clock() - checked_at < self._settings.fresh_s
-
-
-def replace_signatures(held: Held, signatures: Mapping[str, Signature]) -> Snapshot:
-    """The held snapshot with what the kernels are now."""
-    return replace(held.snapshot, signatures=dict(signatures))
 
 
 def check_device(key: str) -> Device:

@@ -21,7 +21,7 @@ from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.errors import BadInput, UnknownRevision
 from tunedex.core.question import parse_parameters, read_question
-from tunedex.core.snapshot import Answer, Snapshot, with_signatures
+from tunedex.core.snapshot import Answer, Snapshot, with_installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,7 @@ def lookup(
 
 
 def snapshot_named(db: str | None, device: str, channel: str, revision: int | None) -> Snapshot:
-    """What the database holds for the device of that name, and every built-in kernel's default.
+    """What the database holds for the device of that name, and every built-in kernel's default as it is installed.
 
     Raises:
         BadInput: ``device`` or ``channel`` is none, or ``revision`` is negative.
@@ -79,7 +79,7 @@ def snapshot_named(db: str | None, device: str, channel: str, revision: int | No
     if revision is not None and revision < 0:
         raise BadInput(f"--revision {revision} is negative", field="revision")
     where = device_named(None if device == "auto" else device)
-    return with_signatures(_stored(db, where, offered, revision), builtin_signatures())
+    return with_installed(_stored(db, where, offered, revision), builtin_signatures())
 
 
 def _stored(db: str | None, device: Device, channel: Channel, revision: int | None) -> Snapshot:

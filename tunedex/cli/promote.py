@@ -51,7 +51,10 @@ def rollback(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Offer clients an earlier revision: move the channel `stable` back to it."""
+    """Offer clients an earlier revision: move the channel `stable` back to it.
+
+    It stays there, whatever is published, until `tuner promote` moves it.
+    """
     from tunedex.db import open_store
 
     with open_store(db, create=False) as store:
@@ -61,6 +64,7 @@ def rollback(
             as_json,
             nothing=f"nothing to roll back: no device's stable channel is beyond revision {revision}",
         )
+    say(f"stable is held at {revision}; `tuner promote` moves it")
 
 
 def _report(moved: Mapping[str, int], store: Store, as_json: bool, *, nothing: str) -> None:

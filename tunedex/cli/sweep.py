@@ -90,6 +90,7 @@ def sweep(
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
+    published: list[str] = []
     with open_store(db) as store, tuning.ended_by_sigterm():
         for (first, *others), tasks in plans:
             for found in (first, *others):
@@ -100,26 +101,27 @@ def sweep(
             with tuning.watching() as watch:
                 swept = DeviceSweep(store, first, environment, effort, watch, timeouts, others=others, begun=begun)
                 reports.append(swept.run(tasks, options))
+            published.append(tuning.offered(store, first.device.key, reports[-1].revision))
             begun = time.monotonic()
             if reports[-1].interrupted:
                 break
-    _print(reports, as_json, command)
+    _print(reports, published, as_json, command)
     return _exit_code(reports)
 
 
-def _print(reports: list[Report], as_json: bool, command: str) -> None:
+def _print(reports: list[Report], published: list[str], as_json: bool, command: str) -> None:
     if as_json:
         tuning.print_documents([report.to_dict() for report in reports], command, "sweeps")
-        return
-    for report in reports:
+    for report, where in zip(reports, published, strict=True):
         if not report.results:
             continue
-        print_table(
-            ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
-            [_row(result) for result in report.results],
-        )
-        say(_spent(report.spent))
-        say(f"published up to revision {report.revision}; `tuner serve` answers from it")
+        if not as_json:
+            print_table(
+                ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
+                [_row(result) for result in report.results],
+            )
+            say(_spent(report.spent))
+        say(where)
 
 
 def _spent(spent: Spent) -> str:

@@ -21,6 +21,7 @@ from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from tunedex.db import Store
     from tunedex.tuner.devices import DetectedDevice
     from tunedex.tuner.report import Progress
 
@@ -77,6 +78,17 @@ def announce(found: DetectedDevice) -> None:
     """Say which device comes next, and what is to be known of it."""
     for line in (f"{found.device.name} ({found.device.key})", *found.notes):
         say(line)
+
+
+def offered(store: Store, device: str, revision: int) -> str:
+    """Who is offered what was published for ``device`` up to ``revision``, and what offers it to everybody."""
+    stable = store.current_revision(device)
+    if not revision:
+        return f"nothing is published for {device}"
+    if stable >= revision:
+        return f"published up to revision {revision}; `tuner serve` answers from it"
+    held = f"stable is held at {stable}" if stable else "stable offers nothing yet"
+    return f"published up to revision {revision} on candidate; {held}; `tuner promote` moves it"
 
 
 def print_documents(documents: Sequence[Mapping[str, Any]], command: str, several: str) -> None:

@@ -43,6 +43,7 @@ def verify(
 
     command = tuning.command_line()
     reports: list[RecheckReport] = []
+    published: list[str] = []
     with open_store(db, create=False) as store, tuning.ended_by_sigterm():
         for found in detect(device):
             tuning.announce(found)
@@ -51,9 +52,10 @@ def verify(
                 options = {"command": command, "budget_s": budget_s}
                 reports.append(recheck.run(names, options, everything=everything))
             _tell(reports[-1])
+            published.append(tuning.offered(store, found.device.key, reports[-1].revision))
             if reports[-1].interrupted:
                 break
-    _print(reports, as_json, command)
+    _print(reports, published, as_json, command)
     if any(report.interrupted for report in reports):
         return 130
     return 0 if all(report.complete for report in reports) else 1
@@ -77,17 +79,18 @@ def _problems(count: int) -> str:
     return f"{count} problem{'s' if count != 1 else ''}"
 
 
-def _print(reports: list[RecheckReport], as_json: bool, command: str) -> None:
+def _print(reports: list[RecheckReport], published: list[str], as_json: bool, command: str) -> None:
     if as_json:
         tuning.print_documents([report.to_dict() for report in reports], command, "devices")
-        return
-    for report in reports:
-        if report.results:
+    for report, where in zip(reports, published, strict=True):
+        if not report.results:
+            continue
+        if not as_json:
             print_table(
                 ["<kernel", "<problem", "<outcome", "before", "now", "<config now", "<detail"],
                 [_row(result) for result in report.results],
             )
-            say(f"published up to revision {report.revision}")
+        say(where)
 
 
 def _row(result: Rechecked) -> list[object]:

@@ -25,9 +25,9 @@ from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
 from tunedex.core.recommend import Recommendation, read_item, recommend
-from tunedex.core.row import allows
+from tunedex.core.row import Row, allows, choose
 from tunedex.core.signature import Signature
-from tunedex.core.snapshot import Answer, Match, Snapshot, with_signatures
+from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
 from tunedex.core.snapshot import Source as Origin
 
 log = logging.getLogger("tunedex.client")
@@ -61,6 +61,10 @@ class _Held:
     reason: str = ""
     memo: dict[Any, Answer] = field(default_factory=dict)
 
+    def with_reason(self, reason: str) -> _Held:
+        """This with another reason, and no call answered: those that were may have named the former one."""
+        return self if self.reason == reason else replace(self, reason=reason, memo={})
+
 
 class Client:
     """Answers which config to run on one device. Thread-safe, and safe over fork and spawn.
@@ -73,7 +77,7 @@ class Client:
         device: the device to answer for; None where it is not known, and then only defaults are served.
         channel: ``stable`` or ``candidate``.
         revision: a revision to hold fast to; None for the channel's newest.
-        signatures: the kernels that have a default whatever the source says.
+        signatures: the kernels that run here; what the source says of them is not followed.
         trouble: why ``device`` is not known.
         ignored: which setting is not followed, and why.
     """
@@ -149,14 +153,12 @@ class Client:
         except TunedexError as error:
             return self._unanswered(held, problem.kernel, error)
 
-    def alternatives(self, problem: Problem, limits: Limits = NO_LIMITS) -> list[Config]:
-        """What to run where the answer's config cannot: the other tuned configs by time, then the default."""
-        snapshot = self._held.snapshot
-        rows = [row for row in snapshot.rows.get(problem.key, ()) if allows(row, limits)]
-        configs = [row.config for row in sorted(rows, key=lambda row: (row.measurement.time_us, row.rank))]
-        signature = snapshot.signatures.get(problem.kernel)
-        default = signature.default(problem, snapshot.device) if signature else None
-        return [*configs, default] if default else configs
+    def rows(self, problem: Problem, limits: Limits = NO_LIMITS) -> list[Row]:
+        """The rows for ``problem`` within ``limits``: what `answer` gives, then the others by time; none is a miss."""
+        self.answer(problem, limits)
+        rows = [row for row in self._held.snapshot.rows.get(problem.key, ()) if allows(row, limits)]
+        best = choose(rows, limits)
+        return sorted(rows, key=lambda row: (row is not best, row.measurement.time_us, row.rank))
 
     def refresh(self, wait_s: float | None = None) -> bool:
         """Ask the source what is new, and report misses; whether another snapshot answers from now on.
@@ -227,9 +229,8 @@ class Client:
         if self.source.cached and (stamped := self._slot.read()):
             with contextlib.suppress(CannotRun):  # a file of another device, put there by hand
                 self._take(stamped, "cache")
-        if self.pin is None or self._held.origin != "cache":  # a revision never changes
-            with self._refreshing:
-                self._fetch(self.source.wait_s)
+        with self._refreshing:  # a pinned one too: its number names other answers in a database that was made anew
+            self._fetch(self.source.wait_s)
 
     @property
     def _slot(self) -> Slot:
@@ -243,13 +244,13 @@ class Client:
         try:
             stamped = within(wait_s, lambda: self.source.fetch(self.device.key, self.channel, self.pin, held.etag))
             if stamped is None:
-                origin = self.source.origin if held.origin == "cache" else held.origin
-                self._held = replace(held, origin=origin, reason="")
+                known = replace(held, origin=self.source.origin) if held.origin == "cache" else held
+                self._held = known.with_reason("")
                 return False
             self._take(stamped, self.source.origin)
         except TunedexError as error:
             log.info("%s", error)
-            self._held = replace(held, reason=str(error))
+            self._held = held.with_reason(str(error))
             return False
         if self.source.cached:
             self._slot.write(stamped)
@@ -266,7 +267,7 @@ class Client:
             raise CannotRun(f"{self.source.name} holds answers for {given.device.key}, not for {self.device.key}")
         if self.pin is not None and given.revision != self.pin:
             raise CannotRun(f"{self.source.name} holds revision {given.revision}, not {self.pin}")
-        snapshot = with_signatures(replace(given, device=self.device), self._signatures)
+        snapshot = with_installed(replace(given, device=self.device), self._signatures)
         self._held = _Held(snapshot, origin, stamped.etag)
 
     def _first(self, kernel: str, dims: tuple[Any, ...], parameters: dict[str, Any]) -> Answer:
@@ -274,8 +275,7 @@ class Client:
         held = self._held
         try:
             signature = held.snapshot.signature(kernel)
-            named = _named(signature, dims, parameters)
-            limits, rest = Limits.apart(named)
+            limits, rest = Limits.apart(_named(signature, dims, parameters))
             answer = self._answer(held, signature.problem(rest), limits)
             key = kernel, dims, tuple(parameters.items())
             hash(key)

@@ -195,3 +195,9 @@ class Snapshot:
 def with_signatures(snapshot: Snapshot, signatures: Iterable[Signature]) -> Snapshot:
     """``snapshot`` with every signature of ``signatures`` that it lacks, so that a kernel never tuned has a default."""
     return replace(snapshot, signatures={**{s.kernel: s for s in signatures}, **snapshot.signatures})
+
+
+def with_installed(snapshot: Snapshot, signatures: Iterable[Signature]) -> Snapshot:
+    """``snapshot`` for where the kernels of ``signatures`` run: their defaults are what this code can run, whatever
+    version was published, and an answer says of a row that it was measured with another."""
+    return replace(snapshot, signatures={**snapshot.signatures, **{s.kernel: s for s in signatures}})

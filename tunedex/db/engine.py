@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, create_engine, event
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput, DatabaseError, TunedexError
@@ -128,7 +129,29 @@ def _embedded(path: Path, *, create: bool) -> Engine:
     for_reading = read_only(path)
     engine = create_engine("sqlite+pysqlite://", creator=lambda: _open_file(path, for_reading), poolclass=QueuePool)
     event.listen(engine, "begin", _begin)
+    _follow(engine, path)
     return engine
+
+
+def _follow(engine: Engine, path: Path) -> None:
+    """Use the file that is at ``path`` now: a connection that is kept goes on reading one that was replaced since."""
+
+    def file() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:  # gone, or out of reach for now: what is open still answers
+            return None
+        return found.st_dev, found.st_ino
+
+    def connected(_: object, record: Any) -> None:
+        record.info["file"] = file()
+
+    def taken(_: object, record: Any, __: object) -> None:
+        if (found := file()) and found != record.info["file"]:
+            raise DisconnectionError(f"{path} was replaced")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "checkout", taken)
 
 
 def present(path: Path) -> bool:

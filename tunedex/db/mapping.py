@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
+from tunedex.core.canonical import key_of
 from tunedex.core.config import Config
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput
@@ -13,10 +15,12 @@ from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
+from tunedex.core.signature import Signature
 from tunedex.db.models import (
     BestRow,
     DeviceRow,
     EnvironmentRow,
+    KernelRow,
     MissRow,
     ProblemRow,
     SweepRow,
@@ -43,6 +47,21 @@ def problem_columns(problem: Problem) -> Columns:
 
 def problem_of(row: ProblemRow) -> Problem:
     return Problem(row.kernel, row.dims, row.attributes, row.dtypes, row.layout, row.alignment)
+
+
+def kernel_columns(signature: Signature, registered_at: datetime) -> Columns:
+    document = signature.to_dict()
+    return {
+        "key": key_of(document),
+        "name": signature.kernel,
+        "version": signature.version,
+        "signature": document,
+        "registered_at": registered_at,
+    }
+
+
+def signature_of(row: KernelRow) -> Signature:
+    return Signature.from_dict(row.signature)
 
 
 def device_of(row: DeviceRow) -> Device:

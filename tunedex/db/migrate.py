@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VERSION_TABLE = "tunedex_alembic_version"
 
 #: The newest migration. Written here too, so that opening a database that is up to date loads no migration code.
-HEAD = "0002"
+HEAD = "0003"
 
 # An arbitrary number that all of Tunedex uses to let one process at a time migrate a PostgreSQL database.
 _MIGRATION_LOCK = 0x74756E65646578

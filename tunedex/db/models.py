@@ -64,12 +64,13 @@ class EnvironmentRow(Base):
 
 
 class KernelRow(Base):
-    """One version of a kernel; the version registered last is the one that is served."""
+    """What a kernel was at some time, by the key of its signature; the one registered last is the newest."""
 
     __tablename__ = "tunedex_kernels"
 
-    name: Mapped[str] = mapped_column(primary_key=True)
-    version: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    version: Mapped[str]
     signature: Mapped[dict[str, Any]] = mapped_column(JsonText)
     registered_at: Mapped[datetime]
 
@@ -181,6 +182,15 @@ class RevisionRow(Base):
     sweep_id: Mapped[int | None] = mapped_column(ForeignKey("tunedex_sweeps.id"))
     note: Mapped[str]
     created_at: Mapped[datetime]
+
+
+class RevisionKernelRow(Base):
+    """A kernel as it was when the revision was made, one row for each kernel that was known then; never changed."""
+
+    __tablename__ = "tunedex_revision_kernels"
+
+    revision: Mapped[int] = mapped_column(ForeignKey("tunedex_revisions.number"), primary_key=True, autoincrement=False)
+    kernel_key: Mapped[str] = mapped_column(ForeignKey("tunedex_kernels.key"), primary_key=True)
 
 
 class BestRow(Measured, Base):

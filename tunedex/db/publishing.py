@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
+from tunedex.core.canonical import key_of
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
@@ -16,8 +17,8 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.core.snapshot import Snapshot
 from tunedex.db.mapping import best_columns, device_of, problem_of, row_of
-from tunedex.db.models import BestRow, ChannelRow, DeviceRow, ProblemRow, RevisionRow
-from tunedex.db.recording import latest_signatures, register_problems, upsert
+from tunedex.db.models import BestRow, ChannelRow, DeviceRow, KernelRow, ProblemRow, RevisionKernelRow, RevisionRow
+from tunedex.db.recording import latest_kernels, register_problems, signatures_of, upsert
 from tunedex.db.types import now, row_time, time_of
 
 
@@ -33,16 +34,23 @@ def publish(
     """Replace the answers to ``answers``' problems in one new revision; `Store.publish` is the contract."""
     _known_device(session, device)
     _lock(session)
+    before = {channel: current_revision(session, device, channel) for channel in Channel}
+    candidate = before[Channel.CANDIDATE]
+    kernels = latest_kernels(session)
     current = _current_rows(session, device, answers)
     given = {problem: _as_stored(rows) for problem, rows in answers.items()}
     changed = {problem: rows for problem, rows in given.items() if rows != current.get(problem.key, [])}
-    if not changed:
-        return current_revision(session, device, Channel.CANDIDATE)
+    recorded = _kernels_at(session, candidate)
+    if not changed and all(kernels[name] == key for name, key in recorded.items()):
+        return candidate
     register_problems(session, changed)
     revision = newest_revision(session) + 1
     session.execute(
         insert(RevisionRow).values(number=revision, device_key=device, sweep_id=sweep, note=note, created_at=now())
     )
+    if kernels:
+        recorded_now = [{"revision": revision, "kernel_key": key} for key in kernels.values()]
+        session.execute(insert(RevisionKernelRow), recorded_now)
     for key in sorted(problem.key for problem in changed):
         session.execute(
             update(BestRow)
@@ -52,8 +60,10 @@ def publish(
     rows = [best_columns(device, problem, row, revision) for problem in changed for row in changed[problem]]
     if rows:
         session.execute(insert(BestRow), rows)
-    for channel in Channel if stable else (Channel.CANDIDATE,):
-        _move(session, device, channel, revision)
+    _move(session, device, Channel.CANDIDATE, revision)
+    # Who has moved `stable` elsewhere, as a rollback does, has decided what is offered until it is promoted again.
+    if stable and before[Channel.STABLE] == candidate:
+        _move(session, device, Channel.STABLE, revision)
     return revision
 
 
@@ -71,18 +81,26 @@ def rollback(session: Session, revision: int, device: str | None) -> dict[str, i
     return _move_stable(session, {key: revision for key, stable in pointers.items() if stable > revision})
 
 
+def stamp(session: Session, device: str, *, channel: str, revision: int | None) -> str:
+    """A revision is written once, so its number and the time at which it was made tell its rows from those of any
+    other, in another database or after a backup was restored; the rest of a snapshot is hashed itself."""
+    described = _described(session, device)
+    number = _number(session, device, channel, revision)
+    made = session.get(RevisionRow, number)
+    kernels = _kernels(session, number, fixed=bool(revision))
+    return key_of(
+        [described.to_dict(), channel, number, row_time(made.created_at if made else None), sorted(kernels.values())]
+    )
+
+
 def snapshot(session: Session, device: str, *, channel: str, revision: int | None) -> Snapshot:
-    check_channel(channel)
-    row = session.get(DeviceRow, device)
-    described = device_of(row) if row else Device.from_key(device)
-    if revision is None:
-        revision = current_revision(session, device, channel)
-    else:
-        _known_revision(session, revision, least=0)
+    described = _described(session, device)
+    number = _number(session, device, channel, revision)
+    kernels = _kernels(session, number, fixed=bool(revision))
     found = session.execute(
         select(BestRow, ProblemRow)
         .join(ProblemRow, ProblemRow.key == BestRow.problem_key)
-        .where(BestRow.device_key == device, valid_at(revision))
+        .where(BestRow.device_key == device, valid_at(number))
         .order_by(BestRow.problem_key, BestRow.rank)
     ).all()
     problems: dict[str, Problem] = {}
@@ -93,11 +111,47 @@ def snapshot(session: Session, device: str, *, channel: str, revision: int | Non
     return Snapshot(
         device=described,
         channel=channel,
-        revision=revision,
-        signatures={signature.kernel: signature for signature in latest_signatures(session)},
+        revision=number,
+        signatures={signature.kernel: signature for signature in signatures_of(session, kernels.values())},
         problems=problems,
         rows={key: tuple(group) for key, group in rows.items()},
     )
+
+
+def _described(session: Session, device: str) -> Device:
+    row = session.get(DeviceRow, device)
+    return device_of(row) if row else Device.from_key(device)
+
+
+def _number(session: Session, device: str, channel: str, revision: int | None) -> int:
+    """The number of the revision that is asked for, by itself or by ``channel``.
+
+    Raises:
+        BadInput: there is no such channel.
+        UnknownRevision: ``revision`` was never published.
+    """
+    check_channel(channel)
+    if revision is None:
+        return current_revision(session, device, channel)
+    _known_revision(session, revision, least=0)
+    return revision
+
+
+def _kernels(session: Session, revision: int, *, fixed: bool) -> dict[str, str]:
+    """The keys of the kernels' signatures at ``revision``, by name; unless it is to stay ``fixed``, those of kernels
+    registered since then too, of which it says nothing. Revision 0, which nobody made, says nothing of any."""
+    recorded = _kernels_at(session, revision)
+    return recorded if fixed else {**latest_kernels(session), **recorded}
+
+
+def _kernels_at(session: Session, revision: int) -> dict[str, str]:
+    """The keys of the kernels' signatures when ``revision`` was made, by name."""
+    found = session.execute(
+        select(KernelRow.name, KernelRow.key)
+        .join(RevisionKernelRow, RevisionKernelRow.kernel_key == KernelRow.key)
+        .where(RevisionKernelRow.revision == revision)
+    )
+    return {row.name: row.key for row in found}
 
 
 def rows_of(session: Session, device: str, problem: str, channel: str) -> tuple[Row, ...]:

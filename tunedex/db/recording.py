@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -15,7 +15,15 @@ from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Signature
-from tunedex.db.mapping import problem_columns, problem_of, sweep_columns, trial_columns, trial_of
+from tunedex.db.mapping import (
+    kernel_columns,
+    problem_columns,
+    problem_of,
+    signature_of,
+    sweep_columns,
+    trial_columns,
+    trial_of,
+)
 from tunedex.db.models import (
     Base,
     CeilingRow,
@@ -78,24 +86,27 @@ def register_environment(session: Session, environment: Environment) -> None:
 
 def register_signatures(session: Session, signatures: Iterable[Signature]) -> None:
     """Record ``signatures``; one that is not its kernel's latest becomes it, so going back to older code works too."""
-    latest = {signature.kernel: signature for signature in latest_signatures(session)}
+    latest = latest_kernels(session)
     time = now()
-    rows = [
-        {"name": s.kernel, "version": s.version, "signature": s.to_dict(), "registered_at": time}
-        for s in {s.kernel: s for s in signatures}.values()
-        if latest.get(s.kernel) != s
-    ]
-    upsert(session, KernelRow, rows, key=["name", "version"], change=["signature", "registered_at"])
+    columns = [kernel_columns(signature, time) for signature in {s.kernel: s for s in signatures}.values()]
+    rows = [row for row in columns if latest.get(row["name"]) != row["key"]]
+    upsert(session, KernelRow, rows, key=["key"], change=["registered_at"])
 
 
-def latest_signatures(session: Session) -> list[Signature]:
-    """The signature of each kernel that was registered last, by name."""
+def latest_kernels(session: Session) -> dict[str, str]:
+    """The key of each kernel's signature that was registered last, by the kernel's name, in the order of the names."""
     place = func.row_number().over(
-        partition_by=KernelRow.name, order_by=(KernelRow.registered_at.desc(), KernelRow.version)
+        partition_by=KernelRow.name, order_by=(KernelRow.registered_at.desc(), KernelRow.key)
     )
-    ranked = select(KernelRow.name, KernelRow.signature, place.label("place")).subquery()
-    found = session.execute(select(ranked.c.signature).where(ranked.c.place == 1).order_by(ranked.c.name)).scalars()
-    return [Signature.from_dict(signature) for signature in found]
+    ranked = select(KernelRow.name, KernelRow.key, place.label("place")).subquery()
+    found = session.execute(select(ranked.c.name, ranked.c.key).where(ranked.c.place == 1).order_by(ranked.c.name))
+    return {row.name: row.key for row in found}
+
+
+def signatures_of(session: Session, keys: Collection[str]) -> list[Signature]:
+    """The signatures of ``keys``, by the kernels' names."""
+    found = session.scalars(select(KernelRow).where(KernelRow.key.in_(keys)).order_by(KernelRow.name))
+    return [signature_of(row) for row in found]
 
 
 def register_problems(session: Session, problems: Iterable[Problem]) -> None:

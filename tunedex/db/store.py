@@ -207,9 +207,10 @@ class Store:
     ) -> int:
         """Publish ``answers`` of ``device`` as a new revision, in one transaction, and give its number.
 
-        The rows of each problem given replace those published before; other problems keep theirs. ``candidate``
-        moves to the revision, and on an embedded database ``stable`` too. Where no row differs, nothing is
-        written and the number is the one that ``candidate`` is at.
+        The rows of each problem given replace those published before; other problems keep theirs. The revision
+        records what every kernel is now. ``candidate`` moves to it, and on an embedded database ``stable`` too where
+        it was where ``candidate`` was: one that was rolled back stays until it is promoted. Where no row differs, and
+        no kernel from when ``candidate``'s revision was made, nothing is written, and the number is that revision's.
 
         Raises:
             UnknownDevice: the device is not registered.
@@ -241,7 +242,8 @@ class Store:
     def snapshot(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> Snapshot:
         """Every answer for ``device`` at ``revision``, by default the one that ``channel`` offers.
 
-        A device never seen is described by its key, and has no rows.
+        The kernels are what they were when the revision was made; the one that a channel offers has those registered
+        later besides. A device never seen is described by its key, and has no rows.
 
         Raises:
             BadInput: the text is no device key, or there is no such channel.
@@ -249,6 +251,13 @@ class Store:
         """
         with self._reading() as session:
             return publishing.snapshot(session, device, channel=channel, revision=revision)
+
+    def stamp(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> str:
+        """What tells the `snapshot` that the same arguments give from every other: equal stamps, equal snapshots, in
+        whatever database. A few indexed reads. Raises what `snapshot` does.
+        """
+        with self._reading() as session:
+            return publishing.stamp(session, device, channel=channel, revision=revision)
 
     def rows_of(self, device: str, problem: str, channel: str = Channel.STABLE) -> tuple[Row, ...]:
         """What ``channel`` offers ``device`` for the problem of that key, by rank; empty where it offers nothing.
@@ -284,7 +293,7 @@ class Store:
     def kernels(self) -> list[Signature]:
         """The latest signature of every kernel, by name."""
         with self._reading() as session:
-            return recording.latest_signatures(session)
+            return recording.signatures_of(session, recording.latest_kernels(session).values())
 
     def list_bests(
         self,

@@ -10,8 +10,8 @@ from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.db.records import Stage, Trial
+from tunedex.kernels.forward import mapped_forward
 from tunedex.tuner.context import Context
-from tunedex.tuner.forward import mapped_forward
 from tunedex.tuner.tasks import Task
 
 #: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.

@@ -24,10 +24,10 @@ from tunedex.core.signature import Signature
 from tunedex.db import Store
 from tunedex.db.records import Trial
 from tunedex.kernels.base import Kernel
+from tunedex.kernels.forward import mapped_forward
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.context import Context
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.forward import mapped_forward
 from tunedex.tuner.report import Effort, Progress
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.sweep import DeviceSweep

@@ -7,7 +7,6 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from tunedex.api.answers import Held
 from tunedex.api.replies import strict_query
 from tunedex.api.schemas import Id, Strict, Text
 from tunedex.api.state import state_of
@@ -19,12 +18,13 @@ _ZIPPED = "-gzip"
 
 
 class SnapshotQuery(Strict):
-    """``since`` is the revision that the caller holds: where it is still the current one, the reply is 304."""
+    """``since`` is the entity tag of the copy that the caller holds, for whoever cannot send `If-None-Match`. The
+    number of a revision is no tag: it does not tell what is in the copy."""
 
     device: Text
     channel: Channel = Channel.STABLE
     revision: Id | None = None
-    since: Id | None = None
+    since: Text | None = None
 
 
 @router.get(
@@ -34,17 +34,18 @@ class SnapshotQuery(Strict):
     responses={200: {"content": {"application/json": {}}}, 304: {"description": "The caller's copy is current."}},
 )
 async def snapshot(request: Request, query: Annotated[SnapshotQuery, Query()]) -> Response:
-    """The entity tag is strong: it names device, channel and revision, and the kernels' signatures."""
+    """The entity tag is strong: it is a hash of the document."""
     held = await state_of(request).answers.snapshot(query.device, query.channel, query.revision)
+    tag = await run_sync(lambda: held.tag)
     zipped = _takes_gzip(request.headers.get("accept-encoding", ""))
     # The two encodings differ in their bytes, so a strong tag tells them apart.
     headers = {
-        "ETag": f'"{held.tag}{_ZIPPED if zipped else ""}"',
+        "ETag": f'"{tag}{_ZIPPED if zipped else ""}"',
         "Cache-Control": "no-cache",
         "Vary": "Accept-Encoding",
         "Tunedex-Revision": str(held.snapshot.revision),
     }
-    if _unchanged(request.headers.get("if-none-match"), held) or query.since == held.snapshot.revision:
+    if tag in (given := _tags(f"{request.headers.get('if-none-match', '')},{query.since or ''}")) or "*" in given:
         return Response(status_code=304, headers=headers)
     if zipped:
         headers["Content-Encoding"] = "gzip"
@@ -52,12 +53,9 @@ async def snapshot(request: Request, query: Annotated[SnapshotQuery, Query()]) -
     return Response(body, 200, headers, "application/json")
 
 
-def _unchanged(if_none_match: str | None, held: Held) -> bool:
-    """Whether the caller holds this snapshot, in whichever encoding."""
-    if if_none_match is None:
-        return False
-    tags = [tag.strip().removeprefix("W/").strip('"').removesuffix(_ZIPPED) for tag in if_none_match.split(",")]
-    return "*" in tags or held.tag in tags
+def _tags(given: str) -> list[str]:
+    """The entity tags in a list of them, without quotes and whatever the encoding."""
+    return [tag.strip().removeprefix("W/").strip('"').removesuffix(_ZIPPED) for tag in given.split(",")]
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
