@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from tunedex.kernels.base import (
 )
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import bench as bench_module
+from tunedex.tuner import load
 from tunedex.tuner.bench import Bench, Busy, FinalTime
 from tunedex.tuner.failures import failure_of
 from tunedex.tuner.sampling import Stopwatch
@@ -353,6 +355,18 @@ def test_a_warm_time_that_cannot_be_leaves_the_deciding_one(kernel: Kernel) -> N
 
     times, _ = opened(kernel, WarmIsWrong(lambda name, busy_ms: 100.0)).final([config("a")])
     assert [(time.time_us, time.warm_us) for time in times if isinstance(time, FinalTime)] == [(100.0, None)]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="nothing tells of this CPU's load")
+def test_the_first_final_of_a_process_knows_whether_it_was_disturbed(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_watches", {})
+    bench = Bench(cpu(), None, settings=replace(SETTINGS, finals=replace(SETTINGS.finals, seconds=0.0)))
+    bench.open(kernel.signature.problem({"rows": 4, "cols": 8, "dtype": "float32"}), None, 0.0)
+    _, states = bench.final([config("a")])
+    assert len(states) == SETTINGS.finals.min_rounds
+    assert {state.contended for state in states} <= {True, False}
 
 
 def test_a_problem_s_policy_is_that_of_its_trials_so_far(kernel: Kernel) -> None:

@@ -192,10 +192,11 @@ class TestDisturbances:
     def test_clocks_that_part_are_a_disturbance(self, steps: Kernel, store: Store) -> None:
         series = itertools.cycle([1980, 1980, 1600, 1600])
         simulation = Simulation(time_us, states=lambda: Sample(clock_mhz=next(series), throttle=""))
-        simulation.sweep(store, [task_of(steps)])
+        report = simulation.sweep(store, [task_of(steps)])
         assert len(simulation.finals) == 1 + SETTINGS.repeats
         found = finals_in(store)
         assert {trial.contended for trial in found} == {True}
+        assert [result.contended for result in report.results] == [True]
         assert {trial.clock_mhz for trial in found} <= {1600, 1980}
 
     @pytest.mark.parametrize(
@@ -206,6 +207,8 @@ class TestDisturbances:
             ([Sample(1980), Sample(1965), Sample(None)], True),
             ([Sample(1980), Sample(1980), Sample(1600), Sample(1600)], False),
             ([Sample(1980, 60, "power_cap"), Sample(1980, 60, "")], True),
+            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap")], True),
+            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap,thermal")], False),
             ([Sample(1980, 60, "power_cap,thermal"), Sample(1980, 60, "")], False),
         ],
     )

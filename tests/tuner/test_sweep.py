@@ -85,11 +85,14 @@ def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
     assert not {"late_raise", "late_exit"} & {row.config.values.get("fault") for row in rows}
 
 
-def test_a_problem_that_cannot_be_set_up_does_not_stop_the_others(planted: Kernel, db: Path) -> None:
-    unlucky = "planted:rows=13,cols=8,dtype=float32"
+@pytest.mark.parametrize(("rows", "words"), [(13, "planted: no reference"), (17, "planted: no cost")])
+def test_a_problem_that_cannot_be_set_up_does_not_stop_the_others(
+    rows: int, words: str, planted: Kernel, db: Path
+) -> None:
+    unlucky = f"planted:rows={rows},cols=8,dtype=float32"
     done = tuner("sweep", "--device", "cpu", "--db", str(db), "--problem", unlucky, "--problem", PROBLEM, "--json")
     assert done.returncode == 1
-    assert "planted: no reference" in done.stderr
+    assert words in done.stderr
     assert "Traceback" not in done.stderr
     first, second = json.loads(done.stdout)["results"]
     assert first["config"] is None

@@ -143,6 +143,7 @@ class Bench:
             operands = inputs[n % 2].operands
             clones = operands if n == 1 else {name: copied(tensor) for name, tensor in operands.items()}
             self._sets.append(TensorSet(clones, {name: copied(tensor) for name, tensor in outputs.tensors.items()}))
+        load.contended(self._device)  # the next look tells of what happens from here on
         # Not when the process starts: another one may be measuring then.
         self._warm_up(self._timing.warm_up_s)
 

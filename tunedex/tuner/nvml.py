@@ -82,10 +82,12 @@ _STEADY_REASONS = frozenset({"power_cap", "sync_boost"})
 
 def steady(samples: Sequence[Sample], share: float) -> bool:
     """Whether the SM clocks of ``samples`` lie within ``share`` of the highest, and nothing but the power limit held
-    the device back. Clocks that are not told count as steady."""
+    the device back. Clocks that are not told count as steady, and so do those that the power limit moves: they follow
+    what runs, and so would they tomorrow."""
     clocks = [sample.clock_mhz for sample in samples if sample.clock_mhz]
     reasons = {reason for sample in samples for reason in (sample.throttle or "").split(",") if reason}
-    return (not clocks or min(clocks) >= (1 - share) * max(clocks)) and reasons <= _STEADY_REASONS
+    expected = "power_cap" in reasons or not clocks or min(clocks) >= (1 - share) * max(clocks)
+    return expected and reasons <= _STEADY_REASONS
 
 
 class Nvml:

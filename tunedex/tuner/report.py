@@ -42,7 +42,8 @@ class Result:
     """What one problem came to.
 
     ``best`` is what is served within ``max_error``, ``own`` the best config that is not the library's, ``library``
-    the best that is. ``fault`` says why a problem could not be measured at all. Times in microseconds, of one final.
+    the best that is. ``fault`` says why a problem could not be measured at all. Times in microseconds, of one final,
+    which was ``contended`` where other work disturbed it.
     """
 
     problem: Problem
@@ -55,6 +56,7 @@ class Result:
     library: Row | None = None
     revision: int = 0
     fault: str = ""
+    contended: bool = False
 
     @property
     def asked(self) -> tuple[Problem, float | None]:
@@ -88,6 +90,7 @@ class Result:
             "own_config": own.config.to_dict() if own else None,
             "trials": self.trials,
             "failures": dict(self.failures),
+            "contended": self.contended,
             "fault": self.fault,
         }
 

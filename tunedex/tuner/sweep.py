@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -262,7 +262,10 @@ class DeviceSweep:
     def _ceilings(self, detected: DetectedDevice, tasks: Sequence[Task], worker: Worker) -> Ceilings:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
         machine."""
-        peaks = {task.kernel.cost(problem).peak for task in tasks for problem in task.problems} - {""}
+        peaks: set[str] = set()
+        for problem, kernel in ((problem, task.kernel) for task in tasks for problem in task.problems):
+            with suppress(Exception):  # the kernel's own code, whose fault its problem's is
+                peaks |= {kernel.cost(problem).peak} - {""}
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring", detected.selector))

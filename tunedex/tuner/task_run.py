@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from tunedex.core.config import Config
+from tunedex.core.display import one_line
 from tunedex.core.limits import Limits
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Resources
 from tunedex.core.problem import Problem
@@ -140,6 +141,7 @@ class TaskRun:
         if result.fault:
             return result
         finals = self._history.newest_final(problem) or self._final(problem, due or Due(tasks=1, finals=1))
+        result = replace(result, contended=any(trial.contended for trial in finals))
         incumbent = self._history.incumbent(problem)
         with self._c.ledger.of("search"):
             default = self._spaces[problem.key].default
@@ -281,7 +283,10 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
+        try:
+            floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
+        except Exception as error:  # the kernel's own code
+            raise NotOpened(f"cannot be set up: {type(error).__name__}: {one_line(error)}") from error
         policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 

@@ -33,8 +33,9 @@ FAULTS = ("none", "raise", "abort", "exit", "wrong_last", "unwritten", "operand"
 LATE = ("late_raise", "late_exit")
 LATE_SETTING = "PLANTED_LATE"
 
-#: A problem of so many rows cannot be set up.
+#: A problem of so many rows cannot be set up, and one of so many has no cost.
 UNLUCKY_ROWS = 13
+COSTLESS_ROWS = 17
 
 
 def _run(fault: str, operands: Tensors, outputs: Tensors) -> None:
@@ -103,6 +104,8 @@ class PlantedKernel(Kernel):
     implementations = (Planted(), Library())
 
     def cost(self, problem: Problem) -> Cost:
+        if problem.dims["rows"] == COSTLESS_ROWS:
+            raise ZeroDivisionError("planted: no cost")
         count = math.prod(problem.dims.values())
         return Cost(flops=count, bytes=8 * count)
 
