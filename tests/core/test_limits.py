@@ -9,6 +9,7 @@ import pytest
 
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import NO_LIMITS, Limits, Objective
+from tunedex.core.measurement import Policy
 
 
 def test_nothing_asked() -> None:
@@ -38,6 +39,11 @@ def test_texts_and_values_read_alike() -> None:
 @pytest.mark.parametrize("objective", list(Objective))
 def test_objectives(objective: Objective) -> None:
     assert Limits.read({"objective": objective.value}).objective is objective
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_policy_of_an_answer_may_be_asked_back(policy: Policy) -> None:
+    assert Limits.read({"policy": policy.value}).policy == ("graph" if policy.graph else "eager")
 
 
 def test_only_what_differs_is_written() -> None:

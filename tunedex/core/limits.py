@@ -50,7 +50,8 @@ class Limits:
         objective = str(parameters.get("objective", Objective.LATENCY))
         if objective not in list(Objective):
             raise BadInput(f"objective {objective!r} is unknown; known are {', '.join(Objective)}", field="objective")
-        policy = str(parameters.get("policy", "eager"))
+        # An answer's policy, such as graph-cold, may be asked back: how the caller launches is its first word.
+        policy = str(parameters.get("policy", "eager")).removesuffix("-cold").removesuffix("-warm")
         if policy not in ("eager", "graph"):
             raise BadInput(f"policy {policy!r} is unknown; known are eager, graph", field="policy")
         memory = parameters.get("max_memory")

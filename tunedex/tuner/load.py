@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunedex.core.device import Device
+from tunedex.tuner.machine import stat_fields
 from tunedex.tuner.nvml import Nvml, nvml_of
 from tunedex.tuner.settings import SETTINGS, Watching
 
@@ -121,10 +122,8 @@ class CpuLoad:
     def _ticks_of(self, pid: int) -> int:
         """The time that a process has worked; 0 where it is hidden, or gone."""
         try:
-            # The name in brackets may hold anything, so fields are counted from its end.
-            fields = (self._proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            return int(fields[11]) + int(fields[12])
-        except (OSError, ValueError, IndexError):
+            return sum(map(int, stat_fields(pid, self._proc)[11:13]))
+        except ValueError:
             return 0
 
 
