@@ -167,7 +167,7 @@ class _DatabaseSource:
             stamp = store.stamp(device, channel=channel, revision=revision)
             if etag == stamp:
                 return None
-            return Stamped(store.snapshot(device, channel=channel, revision=revision), stamp)
+            return Stamped(store.snapshot(device, channel=channel, revision=revision).checked(), stamp)
 
     def report(self, device: str, misses: Mapping[Problem, int]) -> bool:
         from tunedex.db import open_store
