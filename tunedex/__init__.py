@@ -3,6 +3,7 @@
     tunedex.connect("http://127.0.0.1:8421")                  a client of a server, a snapshot file or a database
     tunedex.lookup("softmax", 4096, 4096, dtype="bfloat16")   the config to run; never raises, never blocks
     tunedex.ops.softmax(x)                                    the kernel itself, run with that config
+    tunedex.refresh()                                         newer answers from now on, where the source has any
 
 Importing this loads none of torch, triton, SQLAlchemy and httpx; each is loaded by what needs it.
 """
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tunedex import ops
-    from tunedex.client import Client
+    from tunedex.client import Client, Status
     from tunedex.client.cache import Stamped
     from tunedex.core.config import Config
     from tunedex.core.device import Device
@@ -36,12 +37,15 @@ __all__ = [
     "Device",
     "Match",
     "Recommendation",
+    "Status",
     "TunedexError",
     "connect",
     "default_client",
     "lookup",
     "ops",
     "recommend",
+    "refresh",
+    "status",
 ]
 
 _FROM = {
@@ -51,6 +55,7 @@ _FROM = {
     "Device": "tunedex.core.device",
     "Match": "tunedex.core.snapshot",
     "Recommendation": "tunedex.core.recommend",
+    "Status": "tunedex.client",
     "TunedexError": "tunedex.core.errors",
 }
 
@@ -101,6 +106,22 @@ def recommend(kernel: str, /, *dims: Any, device: Device | str | None = None, **
     return default_client(device).recommend(kernel, *dims, **parameters)
 
 
+def refresh(wait_s: float | None = None) -> bool:
+    """Ask the source what is new, for every device that `lookup`, `recommend` and `ops` of this process have answered
+    for, the default one first, and report misses; whether anything else answers from now on.
+
+    Waits at most ``wait_s`` seconds a device (None: what suits the source). Never raises: where the source does not
+    answer, what answered before goes on answering, and `status` says why.
+    """
+    changed = [client.refresh(wait_s) for client in dict.fromkeys((default_client(), *_clients.values()))]
+    return any(changed)
+
+
+def status(device: Device | str | None = None) -> Status:
+    """What the `default_client` of ``device`` holds, from where, and what waits to be reported. Never raises."""
+    return default_client(device).status()
+
+
 def default_client(device: Device | str | None = None) -> Client:
     """The client that answers for ``device`` in this process: of the source that was connected last, else of what
     the settings name; None is the device of the last connection, else of this process. Never raises: where the
@@ -124,6 +145,9 @@ def _connect_default(device: Device | str | None) -> Client:
     source, channel, revision = _last
     try:
         client = _open(source, device, channel, revision)
+        # A device has one client, by whichever of its names it is asked for: one snapshot, one count of misses.
+        if client.device.kind != "named" and len(_clients) < _MOST_CLIENTS:
+            client = _clients.setdefault(client.device.key, client)
     except Exception as error:  # noqa: BLE001 - a lookup never raises, whatever the settings say
         logging.getLogger("tunedex").warning("no answers but defaults: %s", error)
         client = connection.without_source(device, str(error))
@@ -167,7 +191,7 @@ class _DatabaseSource:
             stamp = store.stamp(device, channel=channel, revision=revision)
             if etag == stamp:
                 return None
-            return Stamped(store.snapshot(device, channel=channel, revision=revision), stamp)
+            return Stamped(store.snapshot(device, channel=channel, revision=revision).checked(), stamp)
 
     def report(self, device: str, misses: Mapping[Problem, int]) -> bool:
         from tunedex.db import open_store

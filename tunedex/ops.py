@@ -13,16 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import numbers
 import os
+import reprlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "tunedex.ops needs torch, which is not installed; pip install 'tunedex[tuner]'", name="torch"
+    ) from None
 
 import tunedex
 from tunedex.client import Client
@@ -35,7 +42,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.snapshot import Snapshot
 from tunedex.kernels import tensors
 from tunedex.kernels.base import Kernel, Launch, Tensors
-from tunedex.kernels.forward import to_try
+from tunedex.kernels.forward import runnable, to_try
 from tunedex.kernels.registry import get_kernel
 from tunedex.kernels.rows import EPS
 
@@ -71,8 +78,9 @@ def layernorm_gelu_residual(
     """
     if torch.compiler.is_compiling():
         return _compiled(_norm_op, layernorm_gelu_residual, (x, weight, bias, residual), out, gelu=gelu, eps=eps)
-    if not (isinstance(eps, numbers.Real) and math.isfinite(eps) and eps >= 0):
-        raise BadInput(f"layernorm_gelu_residual needs eps as a finite number of at least 0, not {eps!r}", field="eps")
+    if not (isinstance(eps, numbers.Real) and 0 <= eps <= sys.float_info.max):
+        shown = reprlib.repr(eps)
+        raise BadInput(f"layernorm_gelu_residual needs eps as a finite number of at least 0, not {shown}", field="eps")
     operands = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     return _call("layernorm_gelu_residual", operands, {"gelu": str(gelu)}, {"eps": float(eps)}, out)
 
@@ -125,8 +133,11 @@ class _Plan:
         self.kernel, self.problem, self.device = kernel, problem, device
         self.empty = problem.empty
         (self.output,) = kernel.outputs(problem).values()
-        # What to try, the best first, each once; the one that is bound, or would be next, stands first.
-        self._configs = to_try(kernel, problem, device, client.rows(problem))
+        self._client = client
+        # What to try, the best first, each once; the one that is bound, or would be next, stands first. Asked for by
+        # the first call that binds: one that needs a gradient runs none of them, and is no miss.
+        self._configs: list[Config] = []
+        self._asked = False
         self._launch: Launch | None = None
         self._warned = False
         self._lock = threading.Lock()
@@ -146,7 +157,7 @@ class _Plan:
             with self._lock:
                 if self._launch is launch:  # else another thread has refused it already
                     self._refuse(failure)
-        if self._configs:
+        if self._configs or not self._asked:
             # Binding may compile, which nobody may do while a CUDA graph is captured.
             if _capturing(out):
                 self._warn_of_capture()
@@ -154,10 +165,13 @@ class _Plan:
                 with self._lock:
                     if self._bind(operands, out, options):
                         return
-        out.copy_(_unfused(self.kernel, self.problem, operands, options).view(out.shape))
+        out.copy_(tensors.unfused(self.kernel, self.problem, operands, options).view(out.shape))
 
     def _bind(self, operands: Tensors, out: torch.Tensor, options: Mapping[str, Any]) -> bool:
         """Run the first config that can, which is the bound one from now on; False where none can."""
+        if not self._asked:
+            self._configs = to_try(self.kernel, self.problem, self.device, self._client.rows(self.problem))
+            self._asked = True
         while self._configs:
             try:
                 launch = self._launch or self._bound(self._configs[0])
@@ -172,14 +186,9 @@ class _Plan:
         return False
 
     def _bound(self, config: Config) -> Launch:
-        implementation = self.kernel.implementation(config.implementation)
-        if self.device.kind not in implementation.kinds:
-            raise BadInput(f"{config.implementation} does not run on {self.device.kind}")
-        refusal = implementation.missing() or implementation.takes(self.problem, self.device)
-        if refusal is None and config.implementation == "numba" and _openmp_forked:
-            refusal = "this process is the fork of one that used numba's OpenMP threads, which do not survive that"
-        if refusal:
-            raise BadInput(refusal)
+        implementation, config = runnable(self.kernel, self.problem, self.device, config)
+        if config.implementation == "numba" and _openmp_forked:
+            raise BadInput("this process is the fork of one that used numba's OpenMP threads, which do not survive it")
         return implementation.bind(self.problem, config, self.device)
 
     def _warn_of_capture(self) -> None:
@@ -271,11 +280,11 @@ def _launched(
     if out is not None:
         tensors.check_out(name, out, shape, x, operands)
     if tensors.wants_gradient(operands):
-        return _unfused(plan.kernel, plan.problem, operands, options).view(shape)
+        return tensors.unfused(plan.kernel, plan.problem, operands, options).view(shape)
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if plan.empty:
         if result.numel():  # a sum of nothing, whose value eager knows
-            result.copy_(_unfused(plan.kernel, plan.problem, operands, options).view(shape))
+            result.copy_(tensors.unfused(plan.kernel, plan.problem, operands, options).view(shape))
         return result
     # Kernels write whole vectors, so an output that does not begin aligned is written by way of one that does.
     target = result if result.data_ptr() & tensors.ALIGNMENT_MASK == 0 else torch.empty_like(result)
@@ -284,7 +293,7 @@ def _launched(
         torch.autograd.graph.increment_version(out)
     elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
     if elsewhere or torch.is_autocast_enabled(x.device.type):
-        with torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext(), _no_autocast(x.device):
+        with torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext(), tensors.no_autocast(x.device):
             plan.run(operands, view, options)
     else:
         plan.run(operands, view, options)
@@ -296,7 +305,7 @@ def _chain(name: str, operands: Tensors, attributes: Mapping[str, str], options:
     signature = get_kernel(name).signature
     sizes = {dimension.name: 1 for dimension in signature.dimensions}
     problem = signature.problem({**sizes, "dtype": operands["x"].dtype, **attributes})
-    return _unfused(get_kernel(name), problem, operands, options)
+    return tensors.unfused(get_kernel(name), problem, operands, options)
 
 
 def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
@@ -316,19 +325,6 @@ def _plan(name: str, operands: Tensors, attributes: Mapping[str, str]) -> _Plan:
             _plans.clear()
         _plans[key] = plan
     return plan
-
-
-def _unfused(kernel: Kernel, problem: Problem, operands: Tensors, options: Mapping[str, Any]) -> torch.Tensor:
-    """The chain of torch operations in the operands' dtypes."""
-    with _no_autocast(operands["x"].device):
-        (result,) = kernel.eager(problem, operands, **options).values()
-    return result
-
-
-def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Within, operations keep their operands' dtypes."""
-    enabled = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 @cache

@@ -327,6 +327,34 @@ def test_each_device_has_answers_of_its_own(database: Path) -> None:
     assert tunedex.lookup("demo", 4096, 512, dtype="bf16", device="cpu").match is Match.DEFAULT
 
 
+def test_a_device_has_one_client_by_whichever_name() -> None:
+    default = tunedex.default_client()
+    assert default.device == host.cpu()
+    assert all(tunedex.default_client(each) is default for each in ("cpu", host.cpu().key, host.cpu()))
+    assert tunedex.default_client(H200) is not default
+
+
+def test_the_process_refreshes_and_tells_its_status(database: Path) -> None:
+    other = Device.from_key("nvidia-sm80-108sm-l2_40m-smem_163k-mem_40g")
+    tunedex.connect(database, device=H200.key)
+    tunedex.lookup("demo", 4096, 512, dtype="bf16", device=other)
+    assert tunedex.refresh() is False
+    assert (tunedex.status().device, tunedex.status(other).device) == (H200.key, other.key)
+    revision = publish(database, SECOND, device=other)  # of a device that is not the default one
+    assert tunedex.refresh(wait_s=5.0) is True
+    assert tunedex.status(other).revision == revision
+    assert tunedex.lookup("demo", 4096, 512, dtype="bf16", device=other).config == SECOND
+    assert tunedex.lookup("demo", 4096, 512, dtype="bf16").config == BEST
+    database.unlink()
+    assert tunedex.refresh() is False
+    assert tunedex.status().reason
+
+
+def test_without_a_source_a_refresh_changes_nothing() -> None:
+    assert tunedex.refresh() is False
+    assert (tunedex.status().origin, tunedex.status().revision) == ("built-in", 0)
+
+
 def test_a_snapshot_file_of_another_device_is_not_served(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
     path.write_text(canonical_json(snapshot().to_dict()))

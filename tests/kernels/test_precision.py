@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -170,3 +172,33 @@ def test_a_forked_child_is_not_held_up_by_a_thread_it_has_not(before: str) -> No
     assert done, "the child hangs"
     assert os.waitstatus_to_exitcode(status) == 0
     assert BACKEND.fp32_precision == before
+
+
+FORK = """
+import os, threading
+from tunedex.kernels.precision import matmul_precision
+class Held(threading.Thread):
+    def run(self):
+        with matmul_precision("tf32"):
+            inside.set()
+            leave.wait()
+inside, leave = threading.Event(), threading.Event()
+for held in (False, True):
+    if held:
+        holder = Held()
+        holder.start()
+        inside.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+leave.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_says_nothing_whoever_holds_a_precision() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tunedex.cli.app import run
 from tunedex.core import host
 from tunedex.core.canonical import canonical_json
 from tunedex.core.device import Device
@@ -111,6 +112,7 @@ def test_a_kernel_of_another_package(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
+from tunedex.cli.app import run
 from tunedex.core import host
 from tunedex.kernels.base import InputSource
 from tunedex.kernels.registry import all_kernels, get_kernel
@@ -149,6 +151,89 @@ def test_a_kernel_that_does_not_load_is_named(packages: Path) -> None:
     install(packages, "broken", "broken_kernel:KERNEL", "raise ValueError('half written')")
     with pytest.raises(CannotRun, match=r"kernel 'broken' of broken_kernel:KERNEL does not load: half written"):
         all_kernels()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("import sys; sys.exit('good\\nbye')", "SystemExit: good bye"),
+        ("raise GeneratorExit", "GeneratorExit: "),
+        ("class Odd(BaseException): ...\nraise Odd('odd')", "Odd: odd"),
+        ("raise ValueError", "ValueError: "),
+        (
+            "from tunedex.kernels.softmax import Softmax\n"
+            "class Bad(Softmax):\n    @property\n    def name(self): raise SystemExit(3)\nKERNEL = Bad()",
+            "SystemExit: 3",
+        ),
+    ],
+)
+def test_a_module_that_ends_the_process_is_a_kernel_that_does_not_load(
+    code: str, words: str, packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(packages, "ends", "ends_kernel:KERNEL", code)
+    try:
+        for call in (all_kernels, lambda: get_kernel("row_sum")):
+            with pytest.raises(CannotRun) as caught:
+                call()
+            assert str(caught.value) == f"kernel 'ends' of ends_kernel:KERNEL does not load: {words}"
+        assert run(["kernels", "--device", "cpu", "--json"]) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == ("", f"tuner: {' '.join(str(caught.value).split())}\n")
+    finally:
+        sys.modules.pop("ends_kernel", None)
+
+
+def test_an_interrupt_stays_one(packages: Path) -> None:
+    install(packages, "ends", "interrupted_kernel:KERNEL", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        all_kernels()
+
+
+def test_a_builtin_kernel_needs_no_other_package(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(packages, "marked", "marked_kernel:KERNEL", "import sys; sys.exit(0)")
+    assert get_kernel("softmax") is builtin_kernels()["softmax"]
+    assert "marked_kernel" not in sys.modules
+    assert run(["sweep", "--device", "cpu", "--kernels", "softmax", "--problem", "softmax:rows=4"]) == 2
+    assert "softmax needs cols" in capsys.readouterr().err
+
+
+def test_a_kernel_of_another_package_is_found_beside_one_that_does_not_load(
+    packages: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(packages, "halfway", "halfway_kernel:KERNEL", "raise ValueError('half written')")
+    install(packages, "twice", "twice_kernel:KERNEL", "from tunedex.kernels.softmax import KERNEL")
+    install(packages, "other", "other_kernel:KERNEL", OTHER)
+    for _ in range(2):
+        assert get_kernel("other").name == "other"
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "kernel 'halfway' of halfway_kernel:KERNEL does not load: half written",
+        "kernel 'twice' of twice_kernel:KERNEL takes the name 'softmax', which is taken",
+    ]
+    with pytest.raises(CannotRun):
+        all_kernels()
+    with pytest.raises(CannotRun):
+        get_kernel("nosuch")
+
+
+OTHER = """
+import dataclasses
+from tunedex.kernels.softmax import Softmax
+class Other(Softmax):
+    signature = dataclasses.replace(Softmax.signature, kernel="other")
+print("hello from", __name__)
+KERNEL = Other()
+"""
+
+
+def test_what_a_module_prints_while_it_is_imported_is_not_on_standard_output(
+    packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(packages, "talks", "talking_kernel:KERNEL", OTHER)
+    assert run(["kernels", "--device", "cpu", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "other" in {kernel["kernel"] for kernel in json.loads(printed.out)["kernels"]}
+    assert printed.err == "hello from talking_kernel\n"
 
 
 def test_a_kernel_whose_module_is_gone_is_named(packages: Path) -> None:

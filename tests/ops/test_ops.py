@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +173,36 @@ def test_nothing_to_compute(case: Case, dim: str) -> None:
     torch.testing.assert_close(result, _unfused(case, operands))
     out = torch.full_like(result, float("nan"))
     torch.testing.assert_close(case.run(**operands, out=out), result)
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (0, 3, 8), (2, 3, 0, 8)], ids=str)
+@pytest.mark.parametrize("gradient", [False, True], ids=["plain", "gradient"])
+def test_nothing_to_compute_whatever_the_strides(case: Case, shape: tuple[int, ...], gradient: bool) -> None:
+    x = torch.empty(shape, requires_grad=gradient)[..., ::2]
+    assert x.stride(-1) == 2
+    vector = torch.zeros(4)
+    operands = {
+        "softmax": {},
+        "linear_gelu": {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)},
+        "layernorm_gelu_residual": {"weight": vector, "bias": vector, "residual": torch.empty(shape)[..., ::2]},
+    }[case.kernel]
+    result = case.run(x=x, **operands)
+    expected = _unfused(case, {"x": x, **operands})
+    assert (result.shape, result.dtype, result.requires_grad) == (expected.shape, expected.dtype, gradient)
+
+
+def test_no_rows_of_a_weight_that_has_strides() -> None:
+    result = ops.linear_gelu(torch.zeros(2, 4), torch.empty(0, 8)[:, ::2], torch.empty(0))
+    assert result.shape == (2, 0)
+
+
+@pytest.mark.parametrize("eps", [10**400, Fraction(10**400), -1, float("nan"), float("inf"), "1", None, 1j])
+def test_an_eps_that_is_no_number_of_at_least_0_is_refused(eps: Any) -> None:
+    x, vector = torch.zeros(3, 4), torch.zeros(4)
+    with pytest.raises(BadInput, match="needs eps as a finite number of at least 0, not ") as caught:
+        ops.layernorm_gelu_residual(x, vector, vector, x, eps=eps)
+    assert len(str(caught.value)) < 200
 
 
 def test_eps_is_passed_on() -> None:

@@ -134,6 +134,22 @@ def test_configs_of_another_version_are_mapped_forward_or_passed_over(
     assert len(warnings_of(caplog)) == 1
 
 
+@every_case
+def test_a_miss_is_counted_once_a_kind_of_call_and_none_for_a_gradient(case: Case) -> None:
+    assert tunedex.status().misses == 0
+    operands = case.tensors(case.problem())
+    wanted = {name: tensor.clone().requires_grad_() for name, tensor in operands.items()}
+    case.run(**wanted).sum().backward()
+    assert running() == [None]
+    assert tunedex.status("cpu").misses == 0
+    for _ in range(3):
+        case.run(**operands)
+    assert [tunedex.status(device).misses for device in ("cpu", host.cpu(), host.cpu().key)] == [1] * 3
+    with torch.no_grad():
+        case.run(**wanted)  # the same kind of call
+    assert tunedex.default_client("cpu")._misses == {case.problem(): 1}
+
+
 class Broken:
     """Binds launches that fail, at once or from the second call on."""
 
@@ -267,6 +283,37 @@ assert torch.allclose(ops.softmax(x), torch.softmax(x, -1), atol=1e-6)
 def test_a_child_of_a_process_that_ran_kernels_runs_them_too() -> None:
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+SILENT_FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # torch has threads
+import torch
+from tunedex import ops
+ops.softmax(torch.zeros(4, 40))
+ops.linear_gelu(torch.zeros(4, 40), torch.zeros(33, 40), torch.zeros(33))
+sys.stderr.flush()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_fork_says_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", SILENT_FORK], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\ntry:\n    {}\nexcept ImportError as error:\n    print(error)"
+
+
+@pytest.mark.parametrize("line", ["from tunedex import ops", "import tunedex.ops", "import tunedex; tunedex.ops"])
+def test_without_torch_the_extra_is_named(line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH.format(line)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "tunedex.ops needs torch, which is not installed; pip install 'tunedex[tuner]'\n"
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,24 +81,27 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """What `to_dict` gives; `check` says whether it is sound."""
+        values = dict(data)
+        values["policy"] = Policy(values["policy"])
+        values["resources"] = Resources(**values.get("resources", {}))
+        return cls(**values)
+
+    def check(self) -> None:
         """
         Raises:
             ValueError: a time is none, or the error is no number from 0.
         """
-        values = dict(data)
         for name in ("time_us", "p20_us", "p80_us"):
-            require_time(name, values[name])
-        if not 0 <= values["error"] < math.inf:
-            raise ValueError(f"error {values['error']} is not a number from 0")
-        values["policy"] = Policy(values["policy"])
-        values["resources"] = Resources(**values.get("resources", {}))
-        return cls(**values)
+            require_time(name, getattr(self, name))
+        if not 0 <= self.error < math.inf:
+            raise ValueError(f"error {self.error} is not a number from 0")
 
 
 def require_time(name: str, time_us: float) -> None:
     """
     Raises:
-        ValueError: ``time_us``, called ``name`` in a document, is no time: what is asked of it divides by it.
+        ValueError: ``time_us``, called ``name``, is no time: what is asked of it divides by it.
     """
     if not 0 < time_us < math.inf:
         raise ValueError(f"{name} {time_us} is not a time above 0")

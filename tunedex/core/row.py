@@ -56,17 +56,25 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
-        """
-        Raises:
-            ValueError: a time is none.
-        """
+        """What `to_dict` gives; `Snapshot.from_dict` checks what it holds."""
         values = dict(data)
-        for name in ("default_us", "library_us", "warm_us"):
-            if values.get(name) is not None:
-                require_time(name, values[name])
         values["config"] = Config.from_dict(values["config"])
         values["measurement"] = Measurement.from_dict(values["measurement"])
         return cls(**values)
+
+    def check(self) -> None:
+        """Check a row whose fields are of their types: whoever chooses among rows divides by their times.
+
+        Raises:
+            ValueError: a time is none, the error is no number from 0, or the config's streams are no count.
+        """
+        self.measurement.check()
+        for name in ("default_us", "library_us", "warm_us"):
+            if (time_us := getattr(self, name)) is not None:
+                require_time(name, time_us)
+        streams = self.config.values.get("streams", 1)
+        if not isinstance(streams, int) or streams < 1:
+            raise ValueError(f"streams {streams!r} is not a count from 1")
 
 
 def choose(rows: Iterable[Row], limits: Limits = NO_LIMITS) -> Row | None:

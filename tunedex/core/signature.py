@@ -138,7 +138,7 @@ class Signature:
             yield from (
                 f"a default asks for {name}, which is no dimension" for name in rule.ranges if name not in sizes
             )
-            if "implementation" not in rule.config:
+            if not isinstance(rule.config.get("implementation"), str):
                 yield "a default names no implementation"
 
     @cached_property

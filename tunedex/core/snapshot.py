@@ -18,6 +18,7 @@ from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row, choose
 from tunedex.core.signature import Signature
+from tunedex.core.typed import check_types
 
 SNAPSHOT_FORMAT = "tunedex-snapshot"
 SNAPSHOT_VERSION = 1
@@ -180,7 +181,7 @@ class Snapshot:
             signatures = [Signature.from_dict(kernel) for kernel in data["kernels"]]
             problems = [Problem.from_dict(item["problem"]) for item in data["answers"]]
             rows = [tuple(Row.from_dict(row) for row in item["rows"]) for item in data["answers"]]
-            return cls(
+            found = cls(
                 device=Device.from_dict(data["device"]),
                 channel=data["channel"],
                 revision=data["revision"],
@@ -188,8 +189,24 @@ class Snapshot:
                 problems={problem.key: problem for problem in problems},
                 rows={problem.key: row for problem, row in zip(problems, rows, strict=True)},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise BadInput(f"not a snapshot: {type(error).__name__}: {error}", field="snapshot") from error
+        return found.checked()
+
+    def checked(self) -> Snapshot:
+        """This snapshot, read from somebody's document or database: to answer from it never fails.
+
+        Raises:
+            BadInput: a field anywhere in it is not of its type, or no value of its kind (see `Row.check`).
+        """
+        try:
+            check_types(self)
+            for rows in self.rows.values():
+                for row in rows:
+                    row.check()
+        except ValueError as error:
+            raise BadInput(f"not a snapshot: {error}", field="snapshot") from error
+        return self
 
 
 def with_signatures(snapshot: Snapshot, signatures: Iterable[Signature]) -> Snapshot:

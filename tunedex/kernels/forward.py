@@ -1,4 +1,4 @@
-"""Rows of another version of a kernel, as this version reads them, and what a call then runs."""
+"""Published rows as the installed version of a kernel reads them, and which of their configs a call runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from tunedex.core.config import Config
+from tunedex.core.canonical import canonical_json
+from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
+from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
-from tunedex.kernels.base import Kernel
+from tunedex.kernels.base import Implementation, Kernel
 
 log = logging.getLogger("tunedex.ops")
 
@@ -32,8 +34,8 @@ def to_try(kernel: Kernel, problem: Problem, device: Device, rows: Sequence[Row]
     """What to run for ``problem``, the best first and each once: ``rows`` in their order as this version of ``kernel``
     spells them, then its own default, which whoever published ``rows`` may not know.
 
-    Of the rows of another version, which nobody has verified with this one, only those in its space are taken. That
-    there are any is said once in a process.
+    Of the rows of another version, which nobody has verified with this one, only those that `runnable` takes are here.
+    That there are any is said once in a process.
     """
     version = kernel.signature.version
     for other in sorted({row.kernel_version for row in rows} - {version}):
@@ -41,22 +43,55 @@ def to_try(kernel: Kernel, problem: Problem, device: Device, rows: Sequence[Row]
     configs = [
         row.config
         for row in mapped_forward(kernel, rows)
-        if row.kernel_version == version or _in_space(kernel, problem, device, row.config)
+        if row.kernel_version == version or _takes(kernel, problem, device, row.config)
     ]
     default = kernel.signature.default(problem, device)
     return list(dict.fromkeys([*configs, default] if default else configs))
 
 
-def _in_space(kernel: Kernel, problem: Problem, device: Device, config: Config) -> bool:
+def runnable(kernel: Kernel, problem: Problem, device: Device, config: Config) -> tuple[Implementation, Config]:
+    """The implementation that runs ``config``, and ``config`` as this version of ``kernel`` spells it: with the very
+    values of its space, or its default. A config comes from somebody's document, and what a kernel does with a value
+    that it never offered is nobody's guess.
+
+    Raises:
+        BadInput: ``config`` is not in the kernel's space for ``problem`` on ``device``, or nothing here runs it.
+    """
     implementation = next((i for i in kernel.implementations if i.name == config.implementation), None)
-    if implementation is None or device.kind not in implementation.kinds:
-        return False
+    if implementation is None:
+        raise BadInput(f"{kernel.name} has no implementation {config.implementation}")
+    if device.kind not in implementation.kinds:
+        raise BadInput(f"{implementation.name} does not run on {device.kind}")
+    if refusal := implementation.missing() or implementation.takes(problem, device):
+        raise BadInput(refusal)
+    default = kernel.signature.default(problem, device)  # it need not be a point of the space
+    return implementation, default if config == default else _in_space(implementation, problem, device, config)
+
+
+def _in_space(implementation: Implementation, problem: Problem, device: Device, config: Config) -> Config:
+    """``config`` with the values as ``implementation`` offers them: a document may hold 4.0 where that is 4."""
     tunables = {tunable.name: tunable.values for tunable in implementation.tunables(problem, device)}
-    return (
-        config.values.keys() == tunables.keys()
-        and all(value in tunables[name] for name, value in config.values.items())
-        and all(constraint.holds(config.values) for constraint in implementation.constraints(problem, device))
-    )
+    if apart := sorted(config.values.keys() ^ tunables.keys()):
+        raise BadInput(f"{apart[0]} is {'missing' if apart[0] in tunables else 'no tunable'} here")
+    values: dict[str, Value] = {}
+    for name, offered in tunables.items():
+        wanted = config.values[name]
+        same = [value for value in offered if canonical_json(value) == canonical_json(wanted)]
+        if not same:
+            raise BadInput(f"{name}={wanted} is none of {', '.join(map(str, offered))}")
+        values[name] = same[0]
+    for constraint in implementation.constraints(problem, device):
+        if not constraint.holds(values):
+            raise BadInput(f"it breaks the constraint: {constraint.words}")
+    return Config(implementation.name, values)
+
+
+def _takes(kernel: Kernel, problem: Problem, device: Device, config: Config) -> bool:
+    try:
+        runnable(kernel, problem, device, config)
+    except BadInput:
+        return False
+    return True
 
 
 @cache

@@ -95,7 +95,8 @@ class _Held:
         self._changed, self._waiting = threading.Condition(), deque()
         self._running = {threading.get_ident(): held} if held else {}
         if own is None:
-            self._stop()
+            with self._changed:
+                self._stop()
 
 
 def _backend() -> Any:

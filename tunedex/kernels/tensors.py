@@ -8,13 +8,17 @@ this room, this one imports torch, which its callers have already.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from tunedex.core.errors import BadInput
+from tunedex.core.problem import Problem
+from tunedex.kernels.base import Kernel, Tensors
 
 #: A kernel writes vectors of as many bytes less one at a time.
 ALIGNMENT_MASK = 15
@@ -121,7 +125,22 @@ def _rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
         return tensor
+    if not tensor.numel():  # contiguous whatever its strides are, so `contiguous` would leave them
+        return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.contiguous()
+
+
+def unfused(kernel: Kernel, problem: Problem, operands: Tensors, options: Mapping[str, Any]) -> torch.Tensor:
+    """The chain of torch operations in the operands' dtypes."""
+    with no_autocast(operands["x"].device):
+        (result,) = kernel.eager(problem, operands, **options).values()
+    return result
+
+
+def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within, operations keep their operands' dtypes."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 def wants_gradient(operands: Mapping[str, torch.Tensor]) -> bool:
