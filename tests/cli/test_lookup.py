@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +43,10 @@ def database(tmp_path: Path) -> str:
     return path
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str, absent: str = "") -> dict[str, Any]:
     assert run(["lookup", *arguments, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == (f"there is no database {absent} yet, so the answer is the kernel's default\n" if absent else "")
     document: dict[str, Any] = json.loads(out)
     return document
 
@@ -87,7 +89,8 @@ def test_a_built_in_kernel_has_a_default_on_a_fresh_database(
     dims = [f"{d.name}=512" for d in signature.dimensions if d.default is None]
     asked = [signature.kernel, *dims, f"dtype={signature.operands[0].dtypes[0]}", "--device", device]
 
-    found = answer(capsys, *asked, "--db", str(tmp_path / "new.db"))
+    new = str(tmp_path / "new.db")
+    found = answer(capsys, *asked, "--db", new, absent=new)
 
     assert (found["match"], found["revision"], found["source"]["kind"]) == ("default", 0, "default")
     assert found["config"]["implementation"]
@@ -98,7 +101,7 @@ def test_the_same_answer_without_a_database_and_with_an_empty_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "new.db")
-    without = answer(capsys, *ASKED, "--db", path)
+    without = answer(capsys, *ASKED, "--db", path, absent=path)
     open_store(path).close()
     assert answer(capsys, *ASKED, "--db", path) == without
 
@@ -140,13 +143,53 @@ def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytes
 def test_bad_input_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    assert run(["lookup", "--db", str(tmp_path / "there" / "new.db"), *arguments]) == 2
+    assert run(["lookup", "--db", str(tmp_path / "new.db"), *arguments]) == 2
     assert list(tmp_path.iterdir()) == []
 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert words.lower() in err.lower()
+
+
+def test_your_own_database_may_be_absent_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TUNEDEX_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert answer(capsys, *ASKED)["match"] == "default"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["lookup", "recommend"])
+@pytest.mark.parametrize("spelled", ["{folder}/x.db", "sqlite:///{folder}/x.db"])
+def test_a_database_in_a_folder_that_is_not_there_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    spelled: str,
+) -> None:
+    folder = tmp_path / "typo"
+    url = spelled.format(folder=folder)
+    said = f"tuner: database {folder}/x.db: there is no folder {folder}\n"
+    assert run([command, *ASKED, "--db", url]) == 2
+    assert capsys.readouterr() == ("", said)
+    monkeypatch.setenv("TUNEDEX_DB", url)
+    assert run([command, *ASKED]) == 2
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_row_that_cannot_be_read_is_told_and_costs_no_answer(
+    database: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE tunedex_bests SET time_us = 'abc'")
+    for command in ("lookup", "recommend"):
+        assert run([command, *ASKED, "--db", database]) == 0
+        assert "default" in capsys.readouterr().out
+    assert "tunedex_bests id 2: time_us is 'abc'" in caplog.text
+    assert run(["db", "check", "--db", database]) == 1
 
 
 @pytest.mark.parametrize("db", ["mysql://x/y", "/dev/null/x/tunedex.db", "."])

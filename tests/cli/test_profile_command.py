@@ -108,8 +108,9 @@ def test_a_program_without_torch_has_no_problems(arguments: list[str], code: int
     [
         (["--", "no-such-program"], "there is no program 'no-such-program' to run"),
         (["--out", "{folder}/no/p.json", "--", "python"], "there is no folder"),
-        (["--out", "{folder}/script.py", "--", "python"], "is there already and is no problem file"),
-        (["--out", "{folder}", "--", "python"], "is there already and is no problem file"),
+        (["--out", "{folder}/script.py", "--", "python"], "is there and is no problem file"),
+        (["--out", "{folder}", "--", "python"], "is no regular file"),
+        (["--out", "/dev/full", "--", "python"], "is no regular file"),
         ([], "PROGRAM"),
         (["--outt", "x", "--", "python"], "No such option"),
     ],
@@ -135,3 +136,17 @@ def test_a_sweep_refuses_a_wrong_problem_file_in_one_line(tmp_path: Path, capsys
     assert run([*command, str(tmp_path / "absent.json")]) == 2
     assert "absent.json cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "t.db").exists()
+
+
+def test_a_program_that_no_kernel_serves_leaves_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "problems.json"
+    program = (sys.executable, "-c", "import torch; torch.ones(4) + 1")
+    assert tuner(tmp_path, "profile", "--", *program).returncode == 0
+    assert json.loads(path.read_text())["problems"] == []
+    entry = {"kernel": "softmax", "dims": {"rows": 4, "cols": 8}, "dtypes": {"x": "float32"}}
+    before = json.dumps({"tunedex": "problems", "version": 1, "problems": [entry]})
+    path.write_text(before)
+    done = tuner(tmp_path, "profile", "--", *program)
+    assert done.returncode == 0
+    assert "0 problems, so there is nothing to tune; problems.json is left as it was" in done.stderr
+    assert path.read_text() == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +13,13 @@ import pytest
 
 from tunedex.cli.app import run
 from tunedex.core.canonical import canonical_json
-from tunedex.core.device import Device
+from tunedex.core.device import Device, Environment
 from tunedex.core.host import cpu
 from tunedex.kernels.registry import all_kernels, builtin_kernels
 from tunedex.tuner.devices import detect
+from tunedex.tuner.findings import Finding, Status
 from tunedex.tuner.lock import device_lock
+from tunedex.tuner.selftest import Check, SelfTest, SelfTestReport
 
 PLANTED = Path(__file__).parents[1] / "tuner" / "planted"
 
@@ -82,6 +86,7 @@ def test_the_whole_test_survives_a_faulty_kernel_and_names_nobody(
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--device", "cpu", "--out", "none/b.json"], "there is no folder none"),
         (["--device", "cpu", "--out", "notes.json"], "notes.json is there and is no bundle"),
+        (["--device", "cpu", "--out", "/dev/full"], "/dev/full is no regular file"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -107,3 +112,21 @@ def test_it_does_not_run_beside_a_sweep(tmp_path: Path, capsys: pytest.CaptureFi
         assert run(["selftest", "--device", "cpu", "--out", str(out)]) == 2
     assert "is being tuned by process" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_a_disk_that_is_full_costs_nobody_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: list[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    check = Check("identity", Finding(Status.OK, "it is itself"), 0.1)
+    report = SelfTestReport(cpu(), Environment(), [check])
+    monkeypatch.setattr(SelfTest, "run", lambda _: report)
+    monkeypatch.setattr(os, "open", full)
+    out = tmp_path / "bundle.json"
+    assert run(["selftest", "--device", "cpu", "--out", str(out), *flag]) == 2
+    said = capsys.readouterr()
+    assert "it is itself" in said.out
+    assert said.err.splitlines()[-1] == f"tuner: {out} cannot be written: No space left on device"

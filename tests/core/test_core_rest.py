@@ -31,6 +31,7 @@ def test_one_root_for_all_errors() -> None:
         "CannotRun",
         "MissingExtra",
         "DatabaseError",
+        "DamagedDatabase",
         "DeviceError",
     }
     for error in found:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tunedex.cli.output import microseconds
 from tunedex.core.device import Environment
-from tunedex.core.display import one_line, time_words, versions, without_password
+from tunedex.core.display import bytes_words, one_line, time_words, versions, without_password
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,14 @@ from tunedex.core.display import one_line, time_words, versions, without_passwor
 def test_a_time_has_three_digits_and_its_unit(value: float, text: str) -> None:
     assert time_words(value) == microseconds(value) == text
     assert time_words(value, micro="µs") == text.replace("us", "µs")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(512, "512 bytes"), (2**20, "1 MiB"), (23.5 * 2**30, "23.5 GiB"), (3.2e18, "2.78 EiB"), (4e21, "3.47e+03 EiB")],
+)
+def test_a_size_has_three_digits_and_its_unit(count: float, text: str) -> None:
+    assert bytes_words(count) == text
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])

@@ -11,7 +11,7 @@ from db_examples import DEVICE, OTHER, problem, row
 from tunedex.cli.app import run
 from tunedex.cli.tuning import offered
 from tunedex.db import Store, migrate
-from tunedex.db.store import check_database
+from tunedex.db.checking import check_database
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,7 +22,7 @@ def test_upgrade_makes_the_tables_and_says_so(empty_url: str, capsys: Capture) -
     assert run(["db", "upgrade", "--db", empty_url]) == 0
     assert "is already up to date" in capsys.readouterr().err
     assert run(["db", "check", "--db", empty_url]) == 0
-    check_database(empty_url)
+    assert not check_database(empty_url).faults
 
 
 def test_the_database_is_found_by_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -97,6 +97,14 @@ def test_a_wrong_database_is_one_line_and_exit_2(command: list[str], database: s
     assert captured.out == ""
     assert captured.err.startswith("tuner: ")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["db", "stats"], ["db", "check"], ["promote"], ["verify"]])
+def test_a_folder_that_is_not_there_is_refused(command: list[str], tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "typo"
+    assert run([*command, "--db", str(folder / "t.db")]) == 2
+    assert capsys.readouterr().err == f"tuner: database {folder}/t.db: there is no folder {folder}\n"
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("command", [["db", "stats"], ["db", "check"], ["promote"], ["rollback", "1"]])

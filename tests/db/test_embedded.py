@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from db_examples import DEVICE, ENVIRONMENT, VERSION, fill, problem, row, trial
 
-from tunedex.core.errors import DatabaseError
+from tunedex.core.errors import BadInput, DatabaseError
 from tunedex.db import Store, open_store
 
 WORKER = Path(__file__).with_name("db_worker.py")
@@ -83,6 +83,8 @@ def test_a_file_that_is_replaced_is_followed(tmp_path: Path) -> None:
 
 def test_nothing_is_made_where_none_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="there is no database"):
+        open_store(str(tmp_path / "t.db"), create=False)
+    with pytest.raises(BadInput, match="there is no folder"):
         open_store(str(tmp_path / "a" / "t.db"), create=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -22,9 +22,10 @@ from sqlalchemy import CheckConstraint, Engine, create_engine, inspect, text
 
 from tunedex.core.errors import DatabaseError
 from tunedex.db import database_url, migrate, open_store
+from tunedex.db.checking import check_database
 from tunedex.db.engine import opened
 from tunedex.db.models import Base
-from tunedex.db.store import check_database, upgrade_database
+from tunedex.db.store import upgrade_database
 from tunedex.db.urls import parse
 
 OURS = {*Base.metadata.tables, migrate.VERSION_TABLE}
@@ -79,7 +80,7 @@ def test_a_missing_table_is_noticed(url: str, engine: Engine) -> None:
 def test_upgrading_twice_does_nothing_more(empty_url: str) -> None:
     assert upgrade_database(empty_url)[1]
     assert not upgrade_database(empty_url)[1]
-    check_database(empty_url)
+    assert not check_database(empty_url).faults
 
 
 def test_a_filled_database_goes_down_and_up_again(url: str, engine: Engine) -> None:
@@ -181,7 +182,7 @@ def test_a_failed_upgrade_leaves_nothing_behind(
     monkeypatch.undo()
     assert tables(engine) == set()
     upgrade_database(empty_url)
-    check_database(empty_url)
+    assert not check_database(empty_url).faults
 
 
 def test_several_who_upgrade_at_once_agree(empty_url: str) -> None:
@@ -205,7 +206,7 @@ def test_threads_upgrade_databases_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(upgrade, range(4))) == [True] * 4
     for number in range(4):
-        check_database(str(tmp_path / f"{number}.db"))
+        assert not check_database(str(tmp_path / f"{number}.db")).faults
 
 
 def test_a_newer_database_is_refused(url: str, engine: Engine) -> None:
@@ -241,7 +242,7 @@ def test_opening_an_embedded_database_that_is_behind_upgrades_it(tmp_path: Path)
     with pytest.raises(DatabaseError, match="has no tables of Tunedex; run `tuner db upgrade`"):
         check_database(url)
     open_store(url).close()
-    check_database(url)
+    assert not check_database(url).faults
 
 
 @pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/nothing", "postgresql:///t?host=/nonexistent"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tunedex.core.errors import BadInput, UnknownKernel
+from tunedex.core.files import DOCUMENT_BYTES
 from tunedex.tuner.problem_file import read_problems
 
 ENTRY: dict[str, Any] = {"kernel": "softmax", "dims": {"rows": 4, "cols": 8}, "dtypes": {"x": "float32"}, "share": 0.2}
@@ -37,6 +39,7 @@ def test_a_problem_file_is_read_most_time_first_and_each_problem_once(tmp_path: 
         ({**ENTRY, "dims": {"rows": 4}}, "softmax needs cols"),
         ({**ENTRY, "dims": {**ENTRY["dims"], "dtype": "float32"}}, "softmax has no 'dtype' in dims"),
         ({**ENTRY, "dims": {"rows": 0, "cols": 8}}, "rows=0: nothing to compute"),
+        ({**ENTRY, "share": 10**400}, "share 1000"),
         ({**ENTRY, "dims": {"rows": [4], "cols": 8}}, "is not a whole number"),
         ({**ENTRY, "dtypes": {"x": "float33"}}, "dtype 'float33' is unknown"),
         ({**ENTRY, "dtypes": {}}, "softmax needs dtype"),
@@ -84,3 +87,19 @@ def test_what_is_no_problem_file_is_refused_in_one_line(content: bytes, words: s
         read_problems(path)
     with pytest.raises(BadInput, match="cannot be read"):
         read_problems(tmp_path / "absent.json")
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (Path("/dev/zero"), pipe):
+        with pytest.raises(BadInput, match="is no regular file"):
+            read_problems(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(DOCUMENT_BYTES + 1)
+    with pytest.raises(BadInput, match=f"at most {DOCUMENT_BYTES} are read"):
+        read_problems(path)

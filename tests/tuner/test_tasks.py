@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tunedex.core.device import GIB, Device
 from tunedex.core.errors import BadInput, UnknownKernel
 from tunedex.core.host import cpu
 from tunedex.tuner.settings import SETTINGS
@@ -75,3 +76,28 @@ def test_kernels_choose_among_the_preset_s_problems() -> None:
     assert [str(t) for t in tasks_for(cpu(), ["softmax"], [GOOD])] == [GOOD.replace("fp32", "float32")]
     with pytest.raises(BadInput, match="of none of the kernels that --kernels allows: softmax"):
         tasks_for(cpu(), ["softmax"], [GOOD, "linear_gelu:m=8,n=8,k=8,dtype=float32"])
+
+
+HUGE = "softmax:rows=4,cols=99999999999999999,dtype=float32"
+
+
+@pytest.mark.parametrize(
+    "problem", [HUGE, HUGE + ",batch=auto", "linear_gelu:m=4,n=999999999,k=999999999,dtype=float32"]
+)
+def test_a_problem_that_no_memory_holds_is_refused(problem: str) -> None:
+    with pytest.raises(BadInput, match=r"needs [0-9.]+ [PE]iB for operands and outputs, this device has [0-9.]+ GiB"):
+        tasks_for(cpu(), [], [GOOD, problem])
+
+
+def test_of_a_file_what_fits_is_tuned(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device("cuda", "small", 4, 8 * GIB, (8, 0))
+    small, large = (parse_task(GOOD.replace("1024", rows), device).problems[0] for rows in ("1024", "1024000"))
+    assert [task.problems for task in tasks_for(device, [], [], [large, small])] == [(small,)]
+    (message,) = caplog.messages
+    assert message.startswith("left out: problem 'softmax:batch=2,rows=1024000,cols=4096,dtype=float32' needs 62.5 GiB")
+    with pytest.raises(BadInput, match="this device has 8 GiB"):
+        tasks_for(device, [], [], [large])
+
+
+def test_a_device_whose_memory_is_not_known_takes_every_problem() -> None:
+    assert tasks_for(Device.from_key("cpu-some_model-8c-avx2"), [], [HUGE])

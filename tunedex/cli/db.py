@@ -43,8 +43,22 @@ def stats(db: DbOption = None, as_json: JsonOption = False) -> None:
     say(f"{url}: {size:,} bytes, schema {HEAD}")
 
 
-def check(db: DbOption = None) -> None:
-    """Check that the database can be read and fits this Tunedex; changes nothing."""
-    from tunedex.db.store import check_database
+def check(db: DbOption = None, as_json: JsonOption = False) -> int:
+    """Check that the database fits this Tunedex and every row of it can be read; changes nothing."""
+    from tunedex.db.checking import check_database
+    from tunedex.db.migrate import HEAD
 
-    say(f"database {check_database(db)} is up to date")
+    found = check_database(db)
+    if as_json:
+        print_json({"database": found.name, "schema": HEAD, "faults": list(found.faults)})
+    for fault in found.faults:
+        say(fault)
+    if not found.faults:
+        say(f"database {found.name} is up to date, and all of it can be read")
+        return 0
+    count = f"{len(found.faults)} fault{'' if len(found.faults) == 1 else 's'}"
+    say(
+        f"database {found.name} has {count}: restore a backup, or delete the rows that cannot be read; "
+        "what they said is then tuned again"
+    )
+    return 1

@@ -16,6 +16,7 @@ from tunedex.cli.output import (
     microseconds,
     print_json,
     print_table,
+    say,
 )
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
@@ -60,6 +61,7 @@ def lookup(
     snapshot = snapshot_named(db, device, channel, revision)
     question = read_question(snapshot.signature(kernel), given)
     answer = snapshot.answer(question.problem, question.limits)
+    note_absence(db)
     if as_json:
         print_json(answer.to_dict())
     else:
@@ -80,6 +82,14 @@ def snapshot_named(db: str | None, device: str, channel: str, revision: int | No
         raise BadInput(f"--revision {revision} is negative", field="revision")
     where = device_named(None if device == "auto" else device)
     return with_installed(_stored(db, where, offered, revision), builtin_signatures())
+
+
+def note_absence(db: str | None) -> None:
+    """Say that the database which somebody named is not there yet, since its answers look like any others."""
+    from tunedex.db import absent_file
+
+    if path := absent_file(db):
+        say(f"there is no database {path} yet, so the answer is the kernel's default")
 
 
 def _stored(db: str | None, device: Device, channel: Channel, revision: int | None) -> Snapshot:

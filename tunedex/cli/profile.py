@@ -14,7 +14,7 @@ import typer
 from tunedex.cli import tuning
 from tunedex.cli.output import JsonOption, print_json, print_table, say
 from tunedex.core.canonical import finite
-from tunedex.core.errors import BadInput, CannotRun
+from tunedex.core.errors import CannotRun
 from tunedex.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -44,27 +44,27 @@ def profile(
     error.
     """
     from tunedex.kernels.registry import all_kernels
-    from tunedex.tuner.problem_file import is_problem_file
+    from tunedex.tuner.problem_file import check_target
     from tunedex.tuner.profiling.profile import profile_of
     from tunedex.tuner.profiling.program import record
 
-    if out.exists() and not is_problem_file(out):
-        raise BadInput(f"--out {out} is there already and is no problem file; name another", field="out")
-    if not out.parent.is_dir():
-        raise BadInput(f"--out {out}: there is no folder {out.parent}", field="out")
+    check_target(out)
     kernels = list(all_kernels().values())
     sys.stdout.flush()
     found = profile_of(record(command, kernels, stdout=sys.stderr if as_json else None))
     head = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": tuning.command_line()}
     document = finite({**head, **found.to_dict()})
-    if as_json:
-        print_json(document)
-    else:
-        _print(found)
+    try:
+        written = _write(out, document, len(found.problems)) if found.device else ""
+    finally:  # the report is told in any case
+        if as_json:
+            print_json(document)
+        else:
+            _print(found)
     if found.device is None:
         say(f"no torch operator seen: {_why_none(found.exit_code)}; {out} is not written")
         return found.exit_code or _NOTHING_SEEN
-    _write(out, document, len(found.problems))
+    say(written)
     return found.exit_code
 
 
@@ -74,13 +74,20 @@ def _why_none(exit_code: int) -> str:
     return "the program runs none, or is no Python that reads PYTHONPATH (-E, -I, -S do not)"
 
 
-def _write(out: Path, document: Any, count: int) -> None:
+def _write(out: Path, document: Any, count: int) -> str:
+    """Write ``document``, unless it would put nothing in the place of a file that is there; what to say of it.
+
+    Raises:
+        CannotRun: it cannot be written.
+    """
+    if not count and out.exists():
+        return f"0 problems, so there is nothing to tune; {out} is left as it was"
     try:
         write_whole(out, (json.dumps(document, indent=1) + "\n").encode())
     except OSError as error:
         raise CannotRun(f"{out} cannot be written: {error.strerror}") from error
     how = f"tune them with `tuner sweep --problems {out}`" if count else "nothing to tune"
-    say(f"{count} problem{'' if count == 1 else 's'} in {out}; {how}")
+    return f"{count} problem{'' if count == 1 else 's'} in {out}; {how}"
 
 
 def _print(found: Profile) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tunedex.cli.lookup import answer_lines, print_lines, snapshot_named
+from tunedex.cli.lookup import answer_lines, note_absence, print_lines, snapshot_named
 from tunedex.cli.output import (
     ChannelOption,
     DbOption,
@@ -60,6 +60,7 @@ def recommend(
     snapshot = snapshot_named(db, device, channel, revision)
     item = read_item(snapshot.signature(kernel), given)
     found = recommended(snapshot, item.problem, item.limits)
+    note_absence(db)
     if as_json:
         print_json(found.to_dict())
         return

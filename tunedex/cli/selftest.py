@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tunedex.cli.output import JsonOption, print_json, print_table, say
-from tunedex.core.errors import BadInput
+from tunedex.core.errors import BadInput, CannotRun
 
 
 def register(app: typer.Typer) -> None:
@@ -46,13 +46,17 @@ def selftest(
     say(f"{detected.device.name} ({detected.device.key})")
     report = SelfTest(detected, environment_of(detected.device), watch=say).run()
     document = report.to_dict()
-    write_bundle(path, document)
-    if as_json:
-        print_json(document)
-    else:
-        print_table(
-            ["<check", "<result", "seconds", "<detail"],
-            [[c["name"], c["status"], f"{c['seconds']:.1f}", c["detail"]] for c in document["checks"]],
-        )
+    try:
+        write_bundle(path, document)
+    except OSError as error:
+        raise CannotRun(f"{path} cannot be written: {error.strerror}") from error
+    finally:  # the result is told in any case
+        if as_json:
+            print_json(document)
+        else:
+            print_table(
+                ["<check", "<result", "seconds", "<detail"],
+                [[c["name"], c["status"], f"{c['seconds']:.1f}", c["detail"]] for c in document["checks"]],
+            )
     say(f"written to {path}")
     return 0 if report.passed else 1

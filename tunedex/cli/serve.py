@@ -33,11 +33,14 @@ def serve(
     listener = _listen(host, port)
     try:
         from tunedex.api import create_app
-        from tunedex.db import open_store
+        from tunedex.db import absent_file, open_store
 
+        absent = absent_file(db)
         # Opened once before, so that a database that cannot be is one line and not a server that fails to start.
         with open_store(db) as store:
             database = store.url
+        if absent:
+            say(f"there was no database {absent}: an empty one is made")
         _run(create_app(db), listener, database)
     finally:
         listener.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import stat
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from tunedex.client.settings import SETTINGS
 from tunedex.core.canonical import canonical_json, key_of
 from tunedex.core.errors import BadInput
-from tunedex.core.files import write_whole
+from tunedex.core.files import read_bounded, write_whole
 from tunedex.core.folders import cache_folder
 from tunedex.core.snapshot import Snapshot
 
@@ -62,7 +61,7 @@ class Slot:
         except (RuntimeError, ValueError):
             return None
         try:
-            return _parse(read_bounded(path))
+            return _parse(read_bounded(path, SETTINGS.snapshot_bytes))
         except FileNotFoundError:
             if path.is_symlink():
                 _log_once(path, "it is a link to nothing")
@@ -98,23 +97,6 @@ def read_snapshot(body: bytes) -> Snapshot:
         return Snapshot.from_dict(json.loads(body))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"not a snapshot: {error}", field="snapshot") from error
-
-
-def read_bounded(path: Path) -> bytes:
-    """The bytes of a regular file of bounded size.
-
-    Raises:
-        OSError: it cannot be read.
-        BadInput: it is not a regular file, or too large.
-    """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{path} is not a file", field="snapshot")
-    if found.st_size > SETTINGS.snapshot_bytes:
-        raise BadInput(
-            f"{path} has {found.st_size} bytes; at most {SETTINGS.snapshot_bytes} are read", field="snapshot"
-        )
-    return path.read_bytes()
 
 
 def _parse(content: bytes) -> Stamped:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from tunedex.client.cache import Stamped, read_bounded, read_snapshot
+from tunedex.client.cache import Stamped, read_snapshot
 from tunedex.client.settings import SETTINGS
 from tunedex.core.display import without_password
 from tunedex.core.errors import BadInput, CannotRun
+from tunedex.core.files import read_bounded
 from tunedex.core.problem import Problem
 
 #: Refusals that another try may not meet; any other 4xx is an answer for good.
@@ -138,7 +139,9 @@ class FileSource:
         try:
             found = self.path.stat()
             now = f"{found.st_mtime_ns}-{found.st_size}-{found.st_ino}"
-            return None if now == etag else Stamped(read_snapshot(read_bounded(self.path)), now)
+            if now == etag:
+                return None
+            return Stamped(read_snapshot(read_bounded(self.path, SETTINGS.snapshot_bytes)), now)
         except OSError as error:
             raise CannotRun(f"{self.name} cannot be read: {error.strerror or error}") from error
 

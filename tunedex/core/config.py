@@ -46,8 +46,19 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Config:
+        """
+        Raises:
+            ValueError: it is not the document of a config.
+        """
         values = dict(data)
-        return cls(values.pop("implementation"), values)
+        implementation = values.pop("implementation", None)
+        if not isinstance(implementation, str) or not implementation:
+            raise ValueError("a config has no implementation")
+        for name, value in values.items():
+            if not isinstance(value, (int, float, str)):
+                raise ValueError(f"{name} of a config is a {type(value).__name__}")
+        int(values.get("streams", 1))
+        return cls(implementation, values)
 
     def __str__(self) -> str:
         return " ".join([self.implementation, *(f"{name}={value}" for name, value in self.values.items())])

@@ -46,6 +46,15 @@ def time_words(value_us: float | None, *, micro: str = "us") -> str:
     return f"{three_digits(value_us / scale)} {unit}"
 
 
+def bytes_words(count: float) -> str:
+    """A size to three digits with its unit, ``23.5 GiB``."""
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} EiB"
+
+
 def three_digits(value: float) -> str:
     """Three digits of ``value``, two decimals at most and with no exponent."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

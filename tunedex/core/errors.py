@@ -8,6 +8,7 @@
     └── CannotRun           the request is right, the machine or the database is not
         ├── MissingExtra    a package of an extra is not installed          exit 2
         ├── DatabaseError   the database cannot be opened, read or written  exit 2, HTTP 503
+        │   └── DamagedDatabase what it holds is not what Tunedex writes    exit 2, HTTP 503
         └── DeviceError     a driver or a device does not answer            exit 2
 
 A message is one line that says what is wrong, where, and what would be right.
@@ -50,6 +51,10 @@ class MissingExtra(CannotRun):
 
 class DatabaseError(CannotRun):
     """The database cannot be opened, read or written."""
+
+
+class DamagedDatabase(DatabaseError):
+    """The database holds what Tunedex does not write: a row that cannot be read, or a version that is none."""
 
 
 class DeviceError(CannotRun):

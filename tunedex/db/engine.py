@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 import weakref
@@ -17,13 +18,17 @@ from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityE
 
 from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput, DatabaseError, TunedexError
-from tunedex.db.urls import spelled
+from tunedex.db.types import Unreadable
+from tunedex.db.urls import default_file, spelled
 
 #: How long a writer waits for another's short transaction on an embedded database.
 BUSY_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10
 
 _HEADER = b"SQLite format 3\0"
+
+#: How SQLite and PostgreSQL say that a table or a column is not there.
+_MISSING = re.compile(r"no such (table|column)|has no column|(relation|column) .* does not exist")
 
 # An execution option: this connection's transactions write, so they take SQLite's write lock when they begin. One
 # that began by reading cannot wait for the lock later: its view of the data may be out of date by then.
@@ -39,6 +44,7 @@ def connect(url: URL, *, create: bool) -> Engine:
     """An engine for ``url``; an SQLite file that cannot be written is opened for reading.
 
     Raises:
+        BadInput: the folder that it would be in is not there.
         DatabaseError: there is no database there, or none that can be opened.
     """
     engine = _embedded(Path(url.database or ""), create=create) if embedded(url) else _shared(url)
@@ -94,7 +100,9 @@ def translated(url: URL) -> Iterator[None]:
         )
         raise DatabaseError(f"database {name_of(url)}: {reason}{hint}") from error
     except DBAPIError as error:
-        raise DatabaseError(f"database {name_of(url)}: {one_line(error.orig)}") from error
+        reason = one_line(error.orig)
+        hint = "; `tuner db check` says what else is missing" if _MISSING.search(reason) else ""
+        raise DatabaseError(f"database {name_of(url)}: {reason}{hint}") from error
     except SQLAlchemyError as error:
         raise DatabaseError(f"database {name_of(url)}: {one_line(error)}") from error
     except (sqlite3.Error, OSError) as error:
@@ -119,7 +127,7 @@ def _shared(url: URL) -> Engine:
 
 
 def _embedded(path: Path, *, create: bool) -> Engine:
-    if not present(path):
+    if not present(path, to_make=create):
         if not create:
             raise DatabaseError(f"there is no database {path}; `tuner sweep` or `tuner db upgrade` makes one")
         try:
@@ -154,10 +162,12 @@ def _follow(engine: Engine, path: Path) -> None:
     event.listen(engine, "checkout", taken)
 
 
-def present(path: Path) -> bool:
+def present(path: Path, *, to_make: bool = False) -> bool:
     """Whether there is a file at ``path`` that may be a database.
 
     Raises:
+        BadInput: there is not even its folder, though somebody named it and it is not ``to_make``: a mistake, which
+            would look like an empty database.
         DatabaseError: what is there is no SQLite file, or cannot be looked at.
     """
     try:
@@ -166,6 +176,8 @@ def present(path: Path) -> bool:
         with path.open("rb") as file:
             header = file.read(len(_HEADER))
     except FileNotFoundError:
+        if not (to_make or path.parent.is_dir() or default_file(path)):
+            raise BadInput(f"database {path}: there is no folder {path.parent}", field="db") from None
         return False
     except OSError as error:
         raise DatabaseError(f"database {path} cannot be opened: {error.strerror}") from error
@@ -185,6 +197,7 @@ def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
+    connection.text_factory = _text
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         # With WAL, NORMAL syncs at checkpoints only. A commit is in the system's page cache when it returns, so the end
@@ -194,6 +207,14 @@ def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _text(stored: bytes) -> str | Unreadable:
+    """A text as it is stored. SQLite takes any bytes for one, and one that is not UTF-8 ends a query otherwise."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return Unreadable("is not UTF-8")
 
 
 def use_wal(path: Path) -> None:

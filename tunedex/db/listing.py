@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select, tuple_
@@ -19,7 +20,7 @@ from tunedex.core.channel import check_channel
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput
 from tunedex.core.measurement import FailureKind
-from tunedex.db.mapping import best_of, device_of, environment_of, miss_of, problem_of, sweep_of, trial_of
+from tunedex.db.mapping import best_of, described, environment_of, miss_of, problem_of, sweep_of, trial_of
 from tunedex.db.models import (
     PREFIX,
     Base,
@@ -33,6 +34,7 @@ from tunedex.db.models import (
     TrialRow,
 )
 from tunedex.db.publishing import valid_at
+from tunedex.db.reading import readable
 from tunedex.db.records import Best, DeviceSummary, Miss, Page, Stage, Sweep, Trial
 
 MAX_LIMIT = 1000
@@ -69,25 +71,26 @@ def devices(session: Session) -> list[DeviceSummary]:
             .group_by(BestRow.device_key)
         )
     }
-    summaries = []
-    for row in session.scalars(select(DeviceRow).order_by(DeviceRow.key)):
+
+    def summary(row: DeviceRow) -> DeviceSummary:
         environments, count, last_trial = trials.get(row.key, (0, 0, None))
         kernels, problems, last_best = bests.get(row.key, (0, 0, None))
-        last = max((time for time in (last_trial, last_best) if time is not None), default=None)
-        summaries.append(DeviceSummary(device_of(row), environments, kernels, problems, count, last))
-    return summaries
+        last = max((time for time in (last_trial, last_best) if isinstance(time, datetime)), default=None)
+        return DeviceSummary(described(row), environments, kernels, problems, count, last)
+
+    return readable(session.scalars(select(DeviceRow).order_by(DeviceRow.key)), summary)
 
 
 def device(session: Session, key: str) -> Device | None:
     row = session.get(DeviceRow, key)
-    return device_of(row) if row else None
+    return described(row) if row else None
 
 
 def environments(session: Session, keys: Sequence[str] | None) -> dict[str, Environment]:
     statement = select(EnvironmentRow).order_by(EnvironmentRow.key)
     if keys is not None:
         statement = statement.where(EnvironmentRow.key.in_(keys))
-    return {row.key: environment_of(row) for row in session.scalars(statement)}
+    return dict(readable(session.scalars(statement), lambda row: (row.key, environment_of(row))))
 
 
 def list_bests(
@@ -217,11 +220,11 @@ def _page(
     statement = statement.order_by(*(column.desc() if newest_first else column for column in order)).limit(limit + 1)
     rows = session.execute(statement).all()
     following = _token(place(rows[limit - 1])) if len(rows) > limit else None
-    return Page([item(row) for row in rows[:limit]], following)
+    return Page(readable(rows[:limit], item), following)
 
 
 def _token(place: tuple[Any, ...]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place, separators=(",", ":")).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(json.dumps(place, separators=(",", ":"), default=str).encode()).decode().rstrip("=")
 
 
 def _read_token(text: str, types: Sequence[type]) -> tuple[Any, ...]:

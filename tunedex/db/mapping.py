@@ -1,4 +1,7 @@
-"""Between values and table rows: the only place that knows both spellings."""
+"""Between values and table rows: the only place that knows both spellings.
+
+What reads a row raises `DamagedDatabase` where that is none of ours.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from typing import Any
 from tunedex.core.canonical import key_of
 from tunedex.core.config import Config
 from tunedex.core.device import Device, Environment
-from tunedex.core.errors import BadInput
+from tunedex.core.errors import BadInput, DamagedDatabase
 from tunedex.core.limits import Limits, Objective
-from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, Resources
+from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.core.signature import Signature
 from tunedex.db.models import (
     BestRow,
+    CeilingRow,
     DeviceRow,
     EnvironmentRow,
     KernelRow,
@@ -26,7 +30,8 @@ from tunedex.db.models import (
     SweepRow,
     TrialRow,
 )
-from tunedex.db.records import Best, Miss, Stage, Sweep, SweepStatus, Trial
+from tunedex.db.reading import reads, warn
+from tunedex.db.records import Best, Ceilings, Miss, Stage, Sweep, SweepStatus, Trial
 from tunedex.db.types import now, row_time, time_of
 
 Columns = dict[str, Any]
@@ -45,7 +50,11 @@ def problem_columns(problem: Problem) -> Columns:
     }
 
 
+@reads
 def problem_of(row: ProblemRow) -> Problem:
+    _members("dims", row.dims, int)
+    _members("attributes", row.attributes, str)
+    _members("dtypes", row.dtypes, str)
     return Problem(row.kernel, row.dims, row.attributes, row.dtypes, row.layout, row.alignment)
 
 
@@ -60,14 +69,42 @@ def kernel_columns(signature: Signature, registered_at: datetime) -> Columns:
     }
 
 
+@reads
 def signature_of(row: KernelRow) -> Signature:
+    if key_of(row.signature) != row.key:
+        raise ValueError("signature is not the one that this key was made of")
     return Signature.from_dict(row.signature)
 
 
+@reads
 def device_of(row: DeviceRow) -> Device:
-    return Device.from_dict(row.description)
+    found = Device.from_dict(row.description)
+    _members("description", {"name": found.name, "vector": found.vector, "profile": found.profile}, str)
+    sizes = ("multiprocessors", "memory_bytes", "l2_bytes", "shared_memory_bytes")
+    _members("description", {name: getattr(found, name) for name in sizes}, int)
+    if found.key != row.key:
+        raise ValueError(f"description is of {found.key}")
+    return found
 
 
+def described(row: DeviceRow) -> Device:
+    """The device of ``row``; where its description cannot be read, what its key says.
+
+    Raises:
+        DamagedDatabase: its key says nothing either.
+    """
+    try:
+        return device_of(row)
+    except DamagedDatabase as error:
+        try:
+            named = Device.from_key(row.key)
+        except (BadInput, TypeError):
+            raise error from None
+        warn([str(error)])
+        return named
+
+
+@reads
 def environment_of(row: EnvironmentRow) -> Environment:
     return Environment(row.driver, row.cuda, row.torch, row.triton, row.numba, row.python)
 
@@ -97,6 +134,7 @@ def trial_columns(trial: Trial) -> Columns:
     }
 
 
+@reads
 def trial_of(row: TrialRow, problem: Problem) -> Trial:
     return Trial(
         problem=problem,
@@ -104,7 +142,9 @@ def trial_of(row: TrialRow, problem: Problem) -> Trial:
         environment=row.environment_key,
         kernel_version=row.kernel_version,
         config=Config.from_dict(row.config),
-        outcome=Failure(FailureKind(row.failure), row.detail or "") if row.failure else _measurement_of(row),
+        outcome=Failure(FailureKind(row.failure), row.detail or "")
+        if row.failure
+        else Measurement.from_dict(_measurement_document(row)),
         stage=Stage(row.stage),
         sweep=row.sweep_id,
         warm_us=row.warm_us,
@@ -138,22 +178,26 @@ def best_columns(device: str, problem: Problem, row: Row, since: int) -> Columns
     }
 
 
+@reads
 def row_of(row: BestRow) -> Row:
-    return Row(
-        rank=row.rank,
-        config=Config.from_dict(row.config),
-        measurement=_measurement_of(row),
-        kernel_version=row.kernel_version,
-        environment=row.environment_key,
-        default_us=row.default_us,
-        library_us=row.library_us,
-        roofline_share=row.roofline_share,
-        warm_us=row.warm_us,
-        source=row.source,
-        measured_at=row_time(row.measured_at),
+    return Row.from_dict(
+        {
+            "rank": row.rank,
+            "config": row.config,
+            "measurement": _measurement_document(row),
+            "kernel_version": row.kernel_version,
+            "environment": row.environment_key,
+            "default_us": row.default_us,
+            "library_us": row.library_us,
+            "roofline_share": row.roofline_share,
+            "warm_us": row.warm_us,
+            "source": row.source,
+            "measured_at": row_time(row.measured_at),
+        }
     )
 
 
+@reads
 def best_of(row: BestRow, problem: Problem) -> Best:
     return Best(row.device_key, problem, row_of(row), row.since, row.until, row.id)
 
@@ -175,6 +219,7 @@ def sweep_columns(sweep: Sweep) -> Columns:
     }
 
 
+@reads
 def sweep_of(row: SweepRow) -> Sweep:
     return Sweep(
         device=row.device_key,
@@ -188,8 +233,31 @@ def sweep_of(row: SweepRow) -> Sweep:
     )
 
 
+@reads
 def miss_of(row: MissRow) -> Miss:
-    return Miss(row.device_key, Problem.from_dict(row.problem), row.count, row.first_seen, row.last_seen, row.id)
+    problem = Problem.from_dict(row.problem)
+    if problem.key != row.problem_key:
+        raise ValueError(f"problem is the one of {problem.key}")
+    return Miss(row.device_key, problem, row.count, row.first_seen, row.last_seen, row.id)
+
+
+@reads
+def ceilings_of(row: CeilingRow) -> Ceilings:
+    _members("flops_s", row.flops_s, (int, float))
+    for rate in (row.copy_bytes_s, *row.flops_s.values()):
+        if not rate > 0:
+            raise ValueError(f"rate {rate} is not above 0")
+    return Ceilings(row.copy_bytes_s, row.flops_s, row.cache_bytes_s)
+
+
+def _members(name: str, members: Mapping[str, Any], kinds: type | tuple[type, ...]) -> None:
+    """
+    Raises:
+        ValueError: a member of the object ``name`` is not of ``kinds``.
+    """
+    for member, value in members.items():
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"{member} in {name} is a {type(value).__name__}")
 
 
 def _measurement_columns(measurement: Measurement) -> Columns:
@@ -217,23 +285,21 @@ def _measurement_columns(measurement: Measurement) -> Columns:
     }
 
 
-def _measurement_of(row: TrialRow | BestRow) -> Measurement:
-    given: Mapping[str, Any] = {name: getattr(row, name) for name in _MEASUREMENT}
-    return Measurement(
-        **{**given, "policy": Policy(given["policy"])},
-        resources=Resources(row.shared_memory_bytes, row.registers, row.spill_bytes),
-    )
+def _measurement_document(row: TrialRow | BestRow) -> dict[str, Any]:
+    """As `Measurement.from_dict` takes it.
+
+    Raises:
+        ValueError: a column without which there is no measurement is empty.
+    """
+    for name in _NEEDED:
+        if getattr(row, name) is None:
+            raise ValueError(f"{name} is NULL")
+    return {
+        **{name: getattr(row, name) for name in _MEASUREMENT},
+        "resources": {name: getattr(row, name) for name in _RESOURCES},
+    }
 
 
-_MEASUREMENT = (
-    "time_us",
-    "p20_us",
-    "p80_us",
-    "samples",
-    "policy",
-    "error",
-    "lossless",
-    "output_hash",
-    "peak_memory_bytes",
-    "energy_j",
-)
+_NEEDED = ("time_us", "p20_us", "p80_us", "samples", "policy", "error", "lossless", "output_hash")
+_MEASUREMENT = (*_NEEDED, "peak_memory_bytes", "energy_j")
+_RESOURCES = ("shared_memory_bytes", "registers", "spill_bytes")

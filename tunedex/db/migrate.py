@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
 
-from tunedex.core.errors import CannotRun, DatabaseError
+from tunedex.core.errors import CannotRun, DamagedDatabase, DatabaseError
 from tunedex.db.engine import WRITES, embedded, name_of, use_wal
+from tunedex.db.models import Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -57,22 +58,35 @@ def config(connection: Connection | None = None) -> Config:
     return made
 
 
-def version(connection: Connection) -> str | None:
-    """The version that the database is at; None where it has none of our tables."""
-    if not inspect(connection).has_table(VERSION_TABLE):
+def version(connection: Connection, url: URL) -> str | None:
+    """The version that the database is at; None where it has none of our tables.
+
+    Raises:
+        DamagedDatabase: it has, and does not say which one version they are of.
+    """
+    tables = set(inspect(connection).get_table_names())
+    found: list[str] = []
+    if VERSION_TABLE in tables:
+        found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
+    if len(found) == 1:
+        return found[0]
+    if not found and not tables & set(Base.metadata.tables):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    return str(found) if found is not None else None
+    said = f"{len(found)} versions ({', '.join(sorted(found))})" if found else "no version"
+    raise DamagedDatabase(
+        f"database {name_of(url)} has tables of Tunedex, and {said} in {VERSION_TABLE}, where one belongs: "
+        f"restore a backup, or, where `tuner db check` finds no other fault, make that one row {HEAD}"
+    )
 
 
 def require_head(engine: Engine, url: URL) -> None:
     """Check that the database is at the version of this code.
 
     Raises:
-        DatabaseError: it is behind, or ahead.
+        DatabaseError: it is behind, or ahead, or does not say.
     """
     with engine.connect() as connection:
-        found = version(connection)
+        found = version(connection, url)
     if found == HEAD:
         return
     _refuse_newer(url, found)
@@ -87,10 +101,10 @@ def upgrade(engine: Engine, url: URL) -> bool:
         Whether there was anything to do.
 
     Raises:
-        DatabaseError: it is ahead of this code.
+        DatabaseError: it is ahead of this code, or does not say.
     """
     with engine.connect() as connection:
-        if version(connection) == HEAD:
+        if version(connection, url) == HEAD:
             return False
     from alembic import command
 
@@ -99,7 +113,7 @@ def upgrade(engine: Engine, url: URL) -> bool:
     with _migrating, engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if not embedded(url):
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
-        found = version(connection)
+        found = version(connection, url)
         if found == HEAD:
             return False
         _refuse_newer(url, found)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, MetaData, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from tunedex.db.types import GrowingId, JsonText, UtcDateTime
+from tunedex.db.types import Flag, GrowingId, JsonText, UtcDateTime
 
 #: What the name of every table of ours begins with.
 PREFIX = "tunedex_"
@@ -31,7 +31,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {str: Text(), float: Double(), int: GrowingId, datetime: UtcDateTime()}  # noqa: RUF012
+    type_annotation_map = {str: Text(), float: Double(), int: GrowingId, bool: Flag(), datetime: UtcDateTime()}  # noqa: RUF012
 
 
 class DeviceRow(Base):

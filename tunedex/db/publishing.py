@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
@@ -16,9 +17,10 @@ from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.core.snapshot import Snapshot
-from tunedex.db.mapping import best_columns, device_of, problem_of, row_of
+from tunedex.db.mapping import best_columns, described, problem_of, row_of
 from tunedex.db.models import BestRow, ChannelRow, DeviceRow, KernelRow, ProblemRow, RevisionKernelRow, RevisionRow
-from tunedex.db.recording import latest_kernels, register_problems, signatures_of, upsert
+from tunedex.db.reading import readable, warn
+from tunedex.db.recording import latest_kernels, named_keys, register_problems, signatures_of, upsert
 from tunedex.db.types import now, row_time, time_of
 
 
@@ -88,9 +90,8 @@ def stamp(session: Session, device: str, *, channel: str, revision: int | None) 
     number = _number(session, device, channel, revision)
     made = session.get(RevisionRow, number)
     kernels = _kernels(session, number, fixed=bool(revision))
-    return key_of(
-        [described.to_dict(), channel, number, row_time(made.created_at if made else None), sorted(kernels.values())]
-    )
+    made_at = made.created_at if made and isinstance(made.created_at, datetime) else None
+    return key_of([described.to_dict(), channel, number, row_time(made_at), sorted(kernels.values())])
 
 
 def snapshot(session: Session, device: str, *, channel: str, revision: int | None) -> Snapshot:
@@ -105,22 +106,28 @@ def snapshot(session: Session, device: str, *, channel: str, revision: int | Non
     ).all()
     problems: dict[str, Problem] = {}
     rows: dict[str, list[Row]] = {}
-    for best, problem in found:
-        problems.setdefault(problem.key, problem_of(problem))
-        rows.setdefault(problem.key, []).append(row_of(best))
+
+    def read(pair: Any) -> tuple[str, Row]:
+        best, problem = pair
+        if problem.key not in problems:
+            problems[problem.key] = problem_of(problem)
+        return problem.key, row_of(best)
+
+    for key, row in readable(found, read):
+        rows.setdefault(key, []).append(row)
     return Snapshot(
         device=described,
         channel=channel,
         revision=number,
         signatures={signature.kernel: signature for signature in signatures_of(session, kernels.values())},
-        problems=problems,
+        problems={key: problems[key] for key in rows},
         rows={key: tuple(group) for key, group in rows.items()},
     )
 
 
 def _described(session: Session, device: str) -> Device:
     row = session.get(DeviceRow, device)
-    return device_of(row) if row else Device.from_key(device)
+    return described(row) if row else Device.from_key(device)
 
 
 def _number(session: Session, device: str, channel: str, revision: int | None) -> int:
@@ -151,7 +158,7 @@ def _kernels_at(session: Session, revision: int) -> dict[str, str]:
         .join(RevisionKernelRow, RevisionKernelRow.kernel_key == KernelRow.key)
         .where(RevisionKernelRow.revision == revision)
     )
-    return {row.name: row.key for row in found}
+    return named_keys(found)
 
 
 def rows_of(session: Session, device: str, problem: str, channel: str) -> tuple[Row, ...]:
@@ -162,7 +169,7 @@ def rows_of(session: Session, device: str, problem: str, channel: str) -> tuple[
         .where(BestRow.device_key == device, BestRow.problem_key == problem, valid_at(revision))
         .order_by(BestRow.rank)
     )
-    return tuple(row_of(best) for best in found)
+    return tuple(readable(found, row_of))
 
 
 def current_revision(session: Session, device: str, channel: str) -> int:
@@ -171,7 +178,15 @@ def current_revision(session: Session, device: str, channel: str) -> int:
     found = session.scalar(
         select(ChannelRow.revision).where(ChannelRow.device_key == device, ChannelRow.name == channel)
     )
-    return found or 0
+    return _offered(device, channel, found)
+
+
+def _offered(device: str, channel: str, revision: Any) -> int:
+    """``revision`` as it stands in the table of channels; 0 for none, and, with a warning, for what is none."""
+    if revision is None or isinstance(revision, int):
+        return revision or 0
+    warn([f"{ChannelRow.__tablename__} device_key {device!r}, name {channel!r}: revision is {revision!r}"])
+    return 0
 
 
 def newest_revision(session: Session) -> int:
@@ -194,10 +209,11 @@ def _pointers(session: Session, device: str | None, revision: int | None, *, of:
         _known_device(session, device)
     if revision is not None:
         _known_revision(session, revision, least=1)
-    pointers = select(ChannelRow).where(ChannelRow.name == of)
+    pointers = select(ChannelRow.device_key, ChannelRow.revision).where(ChannelRow.name == of)
     if device is not None:
         pointers = pointers.where(ChannelRow.device_key == device)
-    return {row.device_key: row.revision for row in session.scalars(pointers.order_by(ChannelRow.device_key))}
+    found = session.execute(pointers.order_by(ChannelRow.device_key))
+    return {row.device_key: _offered(row.device_key, of, row.revision) for row in found}
 
 
 def _move_stable(session: Session, targets: Mapping[str, int]) -> dict[str, int]:
@@ -213,14 +229,18 @@ def _move(session: Session, device: str, channel: str, revision: int) -> None:
     upsert(session, ChannelRow, [row], key=["device_key", "name"], change=["revision", "moved_at"])
 
 
-def _current_rows(session: Session, device: str, answers: Mapping[Problem, Sequence[Row]]) -> dict[str, list[Row]]:
+def _current_rows(
+    session: Session, device: str, answers: Mapping[Problem, Sequence[Row]]
+) -> dict[str, list[Row] | None]:
+    """The rows published now for ``answers``' problems, by rank; None where one cannot be read, which equals none."""
     wanted = {problem.key for problem in answers}
-    rows: dict[str, list[Row]] = {}
+    stored: dict[str, list[BestRow]] = {}
     statement = select(BestRow).where(BestRow.device_key == device, BestRow.until.is_(None)).order_by(BestRow.rank)
     for best in session.scalars(statement):
         if best.problem_key in wanted:
-            rows.setdefault(best.problem_key, []).append(row_of(best))
-    return rows
+            stored.setdefault(best.problem_key, []).append(best)
+    rows = {key: readable(group, row_of) for key, group in stored.items()}
+    return {key: group if len(group) == len(stored[key]) else None for key, group in rows.items()}
 
 
 def _as_stored(rows: Sequence[Row]) -> list[Row]:

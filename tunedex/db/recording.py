@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Signature
 from tunedex.db.mapping import (
+    ceilings_of,
     kernel_columns,
     problem_columns,
     problem_of,
@@ -35,6 +37,7 @@ from tunedex.db.models import (
     SweepRow,
     TrialRow,
 )
+from tunedex.db.reading import read_or, readable
 from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial
 from tunedex.db.types import now
 
@@ -100,13 +103,18 @@ def latest_kernels(session: Session) -> dict[str, str]:
     )
     ranked = select(KernelRow.name, KernelRow.key, place.label("place")).subquery()
     found = session.execute(select(ranked.c.name, ranked.c.key).where(ranked.c.place == 1).order_by(ranked.c.name))
-    return {row.name: row.key for row in found}
+    return named_keys(found)
+
+
+def named_keys(found: Iterable[Any]) -> dict[str, str]:
+    """The ``key`` of each row by its ``name``, less those that are no text."""
+    return {row.name: row.key for row in found if isinstance(row.name, str) and isinstance(row.key, str)}
 
 
 def signatures_of(session: Session, keys: Collection[str]) -> list[Signature]:
     """The signatures of ``keys``, by the kernels' names."""
     found = session.scalars(select(KernelRow).where(KernelRow.key.in_(keys)).order_by(KernelRow.name))
-    return [signature_of(row) for row in found]
+    return readable(found, signature_of)
 
 
 def register_problems(session: Session, problems: Iterable[Problem]) -> None:
@@ -148,17 +156,22 @@ def trials_of(
     if stage is not None:
         statement = statement.where(TrialRow.stage == stage.value)
     found = session.execute(statement.order_by(TrialRow.id)).all()
-    return [trial_of(trial, problem_of(row)) for trial, row in found]
+    return readable(found, lambda pair: trial_of(pair[0], problem_of(pair[1])))
 
 
 def loosest_bound(session: Session, device: str, problem: str) -> float | None:
-    of_problem = (TrialRow.problem_key == problem, TrialRow.device_key == device)
+    # SQLite takes a text for larger than any number.
+    of_problem = (
+        TrialRow.problem_key == problem,
+        TrialRow.device_key == device,
+        TrialRow.max_error <= sys.float_info.max,
+    )
     return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:
     row = session.get(CeilingRow, (device, environment))
-    return Ceilings(row.copy_bytes_s, row.flops_s, row.cache_bytes_s) if row else None
+    return read_or(None, lambda: ceilings_of(row)) if row else None
 
 
 def put_ceilings(session: Session, device: str, environment: str, ceilings: Ceilings) -> None:

@@ -34,7 +34,7 @@ from tunedex.db.records import (
     SweepStatus,
     Trial,
 )
-from tunedex.db.urls import parse, spelled
+from tunedex.db.urls import default_file, embedded_path, parse, spelled
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:
@@ -67,6 +67,18 @@ def database_exists(url: str | None = None) -> bool:
     return not engines.embedded(where) or engines.present(Path(where.database or ""))
 
 
+def absent_file(url: str | None = None) -> Path | None:
+    """The file that somebody names as a database and that is not there; None where it is, and for the user's own,
+    which comes into being with the first sweep.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: what is there is no database, or cannot be looked at.
+    """
+    path = embedded_path(url)
+    return path if path and not default_file(path) and not engines.present(path) else None
+
+
 def upgrade_database(url: str | None = None) -> tuple[str, bool]:
     """Bring the database at ``url``, of either kind, to the version of this code.
 
@@ -82,20 +94,6 @@ def upgrade_database(url: str | None = None) -> tuple[str, bool]:
         changed = migrate.upgrade(engine, where)
     engine.dispose()
     return engines.name_of(where), changed
-
-
-def check_database(url: str | None = None) -> str:
-    """Check that the database at ``url`` can be read and its schema fits this code, and give its name for people.
-
-    Raises:
-        BadInput: ``url`` names no database that Tunedex can use.
-        DatabaseError: it does not fit, or cannot be read.
-    """
-    where = parse(url)
-    with engines.opened(where, create=False) as engine:
-        migrate.require_head(engine, where)
-    engine.dispose()
-    return engines.name_of(where)
 
 
 class Store:

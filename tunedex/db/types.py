@@ -1,18 +1,31 @@
-"""Column types that read and write alike on SQLite and PostgreSQL: UTC times, JSON as text, growing numbers."""
+"""Column types that read and write alike on SQLite and PostgreSQL: UTC times, JSON as text, growing numbers.
+
+Whoever can write the file can put anything into it, and SQLite keeps any value in any column. What a column's type does
+not have is read as `Unreadable`, so that one value does not end the reading of all the others; `reading` refuses it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Dialect, Integer, Text
+from sqlalchemy import BigInteger, Boolean, DateTime, Dialect, Integer, Text
 from sqlalchemy.types import TypeDecorator
 
 from tunedex.core.canonical import time_text
 
 #: A primary key that the database numbers; SQLite numbers only columns spelled INTEGER, which hold 64 bits anyway.
 GrowingId = BigInteger().with_variant(Integer(), "sqlite")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In place of a stored value that cannot be read; ``reason`` says what it is not."""
+
+    reason: str
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -34,12 +47,38 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        read = super().result_processor(dialect, coltype)
+
+        def process(value: Any) -> Any:
+            try:
+                return read(value) if read else value
+            except (TypeError, ValueError, AttributeError, OverflowError):
+                return Unreadable("is no time")
+
+        return process
+
+
+class Flag(TypeDecorator[bool]):
+    """True or false."""
+
+    impl = Boolean
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        def process(value: Any) -> Any:
+            if value is None or value in (0, 1):
+                return None if value is None else bool(value)
+            return Unreadable("is neither true nor false")
+
+        return process
+
 
 class JsonText(TypeDecorator[Any]):
     """A JSON value as compact text.
 
-    Members keep their order, because the order of dimensions, operands and tunables is how they are shown; what
-    identifies a problem or a config is its key, which is made of the canonical form.
+    Members keep their order, because the order of dimensions and operands is how they are shown; what
+    identifies a problem or a config is its key, which is made of the canonical form. Every value stored is an object.
     """
 
     impl = Text
@@ -51,7 +90,23 @@ class JsonText(TypeDecorator[Any]):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        if value is None:
+            return None
+        try:
+            found = json.loads(value, parse_constant=_refuse)
+            if "\\u" in value:  # half of a surrogate pair can be written so, and is no text
+                json.dumps(found, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError):
+            return Unreadable("is not JSON")
+        return found if isinstance(found, dict) else Unreadable("is no JSON object")
+
+
+def _refuse(name: str) -> Any:
+    """
+    Raises:
+        ValueError: JSON has no NaN and no infinity, which Python reads.
+    """
+    raise ValueError(f"{name} is no number")
 
 
 def now() -> datetime:

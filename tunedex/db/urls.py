@@ -80,6 +80,14 @@ def embedded_path(url: str | None = None) -> Path | None:
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
+def default_file(path: Path) -> bool:
+    """Whether ``path`` is the file in the user's data folder, which is taken where nobody names a database."""
+    try:
+        return path == default_database().absolute()
+    except RuntimeError:  # there is no home folder
+        return False
+
+
 def _sqlite(path: str) -> URL:
     try:
         absolute = Path(path).expanduser().absolute()

@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunedex.core import files
 from tunedex.core.canonical import canonical_json, finite
 from tunedex.core.device import Device
 from tunedex.core.display import one_line
-from tunedex.core.errors import BadInput
-from tunedex.core.files import write_whole
 
 BUNDLE_FORMAT = "tunedex-selftest"
 BUNDLE_VERSION = 1
@@ -67,16 +66,15 @@ def check_target(path: Path) -> None:
     Raises:
         BadInput: there is something else, or no folder for it.
     """
-    if not path.parent.is_dir():
-        raise BadInput(f"--out {path}: there is no folder {path.parent}", field="out")
-    if not path.exists() and not path.is_symlink():
-        return
+    files.check_target(path, _is_bundle, "bundle of a self-test")
+
+
+def _is_bundle(content: bytes) -> bool:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping) or found.get("format") != BUNDLE_FORMAT:
-        raise BadInput(f"--out {path} is there and is no bundle of a self-test; give another name", field="out")
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, Mapping) and found.get("format") == BUNDLE_FORMAT
 
 
 def write_bundle(path: Path, document: Mapping[str, Any]) -> None:
@@ -85,7 +83,7 @@ def write_bundle(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    write_whole(path, f"{canonical_json(finite(document))}\n".encode())
+    files.write_whole(path, f"{canonical_json(finite(document))}\n".encode())
 
 
 def _folders() -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunedex.core import files
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.question import parameters_in, with_work
@@ -34,7 +35,7 @@ def read_problems(path: Path) -> ProblemFile:
         BadInput: the file is not there, is no problem file, or an entry is wrong; the message names the place.
         UnknownKernel: an entry is of a kernel that is not installed.
     """
-    document = _document(path)
+    document = _read(path)
     entries = document.get("problems")
     if not isinstance(entries, list):
         raise _wrong(path, "problems is not a list")
@@ -53,20 +54,33 @@ def read_problems(path: Path) -> ProblemFile:
     return ProblemFile(tuple(sorted(shares, key=lambda problem: -shares[problem])), key if isinstance(key, str) else "")
 
 
-def is_problem_file(path: Path) -> bool:
-    """Whether ``path`` holds what `tuner profile` writes, so that it may be written anew."""
-    try:
-        _document(path)
-    except BadInput:
-        return False
-    return True
+def check_target(path: Path) -> None:
+    """See that a problem file can be written to ``path``, and that nothing but an older one would be lost.
+
+    Raises:
+        BadInput: there is something else, or no folder for it.
+    """
+
+    def is_problem_file(content: bytes) -> bool:
+        try:
+            _document(path, content)
+        except BadInput:
+            return False
+        return True
+
+    files.check_target(path, is_problem_file, "problem file")
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return _document(path, files.read_bounded(path))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}", field="problems") from error
+
+
+def _document(path: Path, content: bytes) -> Mapping[str, Any]:
+    try:
+        document = json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
         raise _wrong(path, f"not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("tunedex") != FORMAT:
@@ -86,9 +100,13 @@ def _problem(entry: Any) -> Problem:
 
 def _share(entry: Mapping[str, Any]) -> float:
     share = entry.get("share", 0.0)
-    if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share) or share < 0:
-        raise BadInput(f"share {share!r} is not a number of at least 0")
-    return float(share)
+    try:
+        number = float(share) if isinstance(share, int | float) and not isinstance(share, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf:
+        raise BadInput(f"share {repr(share)[:40]} is not a number of at least 0")
+    return number
 
 
 def _wrong(path: Path, what: str) -> BadInput:

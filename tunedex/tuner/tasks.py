@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunedex.core.device import Device
+from tunedex.core.display import bytes_words
 from tunedex.core.errors import BadInput
 from tunedex.core.limits import Limits
 from tunedex.core.problem import Problem
@@ -14,6 +16,8 @@ from tunedex.core.question import parse_parameters, with_work
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.settings import SETTINGS
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def tasks_for(
     where neither is given, the preset problems of ``kernels``.
 
     Raises:
-        BadInput: a kernel or a problem is wrong, or nothing that was seen is of ``kernels``.
+        BadInput: a kernel or a problem is wrong or too large for ``device``, or nothing that was seen is of ``kernels``
+            and fits it.
     """
     chosen = [get_kernel(name) for name in kernels] or list(all_kernels().values())
     if not problems and not seen:
@@ -73,7 +78,22 @@ def tasks_for(
     tasks += [Task(kernel, (problem,)) for problem in seen if (kernel := get_kernel(problem.kernel)) in chosen]
     if not tasks:
         raise BadInput("--problems holds no problem of the kernels that --kernels allows", field="problems")
-    return list(dict.fromkeys(tasks))
+    too_large = {task: why for task in tasks if (why := _too_large(task, device))}
+    named = tasks[: len(problems)]
+    for task, why in too_large.items():
+        if task in named or len(too_large) == len(set(tasks)):
+            raise BadInput(why, field="problem")
+        _log.warning("left out: %s", why)  # a file may be of a larger device
+    return [task for task in dict.fromkeys(tasks) if task not in too_large]
+
+
+def _too_large(task: Task, device: Device) -> str:
+    """Why not even operands and outputs of ``task``'s smallest problem fit ``device``'s memory; "" where they do."""
+    needed_bytes = min(task.kernel.cost(problem).bytes for problem in task.problems)
+    if needed_bytes <= device.memory_bytes or not device.memory_bytes:
+        return ""
+    needs = f"problem {str(task)!r} needs {bytes_words(needed_bytes)} for operands and outputs"
+    return f"{needs}, this device has {bytes_words(device.memory_bytes)}"
 
 
 def parse_task(text: str, device: Device) -> Task:
