@@ -89,7 +89,10 @@ def tasks_for(
 
 def _too_large(task: Task, device: Device) -> str:
     """Why not even operands and outputs of ``task``'s smallest problem fit ``device``'s memory; "" where they do."""
-    needed_bytes = min(task.kernel.cost(problem).bytes for problem in task.problems)
+    try:
+        needed_bytes = min(task.kernel.cost(problem).bytes for problem in task.problems)
+    except Exception:  # noqa: BLE001 - the kernel's own code, whose fault its problem's is once it is measured
+        return ""
     if needed_bytes <= device.memory_bytes or not device.memory_bytes:
         return ""
     needs = f"problem {str(task)!r} needs {bytes_words(needed_bytes)} for operands and outputs"
