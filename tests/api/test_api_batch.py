@@ -40,7 +40,7 @@ def test_a_query_gets_the_answer_that_a_lookup_gets(quiet_site: Any) -> None:
 
 
 def test_a_query_carries_its_own_limits(quiet_site: Any) -> None:
-    items = ask(quiet_site, query(max_latency_us=9), query(same_bits="bits32", max_error=0.5)).json()["items"]
+    items = ask(quiet_site, query(max_latency_us=9), query(same_bits="b17532", max_error=0.5)).json()["items"]
 
     assert [item["config"]["block"] for item in items] == [128, 32]
 

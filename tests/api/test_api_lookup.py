@@ -102,9 +102,9 @@ def test_a_fresh_database_answers_for_every_built_in_kernel(empty_site: Any) -> 
         ({"max_latency_us": 10}, 64),
         ({"max_latency_us": 9}, 128),
         ({"max_memory": 0}, 64),
-        ({"same_bits": "bits64"}, 64),
-        ({"same_bits": "bits32", "max_error": 0.5}, 32),
-        ({"same_bits": "bits32"}, 128),  # those bits are not lossless
+        ({"same_bits": "b17564"}, 64),
+        ({"same_bits": "b17532", "max_error": 0.5}, 32),
+        ({"same_bits": "b17532"}, 128),  # those bits are not lossless
         ({"channel": "candidate"}, 64),
         ({"revision": 1}, 64),
         ({"revision": 0}, 128),

@@ -59,3 +59,4 @@ def test_the_table(run: Any) -> None:
 def test_a_device_that_does_not_exist(run: Any) -> None:
     result = run("--device", "h200")
     assert result.exit_code != 0
+    assert str(result.exception).endswith("known are auto, all, cuda, cuda:N or cpu, or a device's key")

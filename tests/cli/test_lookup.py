@@ -17,10 +17,11 @@ import pytest
 from tunedex.cli.app import run
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.config import Config
-from tunedex.core.device import Device, Environment
+from tunedex.core.device import GIB, Device, Environment
 from tunedex.core.measurement import Measurement, Policy
 from tunedex.core.row import Row
 from tunedex.db import open_store
+from tunedex.tuner.devices import DetectedDevice
 
 DEVICE = Device.from_key("cpu-some_model-8c-avx2")
 ENVIRONMENT = Environment(torch="2.13.0", python="3.11")
@@ -109,7 +110,9 @@ def test_the_same_answer_without_a_database_and_with_an_empty_one(
 def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lookup", *ASKED, "--db", database]) == 0
 
-    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines() if line.strip())
+    out = capsys.readouterr().out
+    assert out.startswith("problem ")
+    lines = dict(line.split(None, 1) for line in out.splitlines())
     assert lines["config"].strip() == "numba block=32"
     assert lines["time"].strip() == "250 us"
     assert lines["speed-up"].startswith("2.00x")
@@ -136,6 +139,13 @@ def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytes
         (["softmax", "rows=8", "cols=8", "dtype=float32", "--revision", "7"], "revision 7 is unknown"),
         (["softmax", "rows=8", "cols=8", "dtype=float32", "--revision", "-1"], "--revision -1"),
         (["softmax", "rows=8", "cols=8", "dtype=float32", "--device", "my-gpu"], "not a device key"),
+        (["softmax", "rows=8", "cols=8", "dtype=float32", "--device", "gpu"], "known are auto, all, cuda, cuda:N or"),
+        (["softmax", "rows=8", "cols=8", "dtype=float32", "--device", "gpu"], "or a device's key"),
+        (["softmax", "rows=8", "cols=8", "dtype=float32", "same_bits=zz"], "same_bits=zz is not the hash"),
+        (
+            ["softmax", "rows=8", "cols=8", "dtype=float32", "max_error=\u0665"],
+            "max_error=\u0665 is not a number above 0",
+        ),
         (["softmax"], "NAME=VALUE"),
         ([], "KERNEL"),
     ],
@@ -150,6 +160,23 @@ def test_bad_input_is_one_line_and_code_2(
     assert out == ""
     assert err.count("\n") == 1
     assert words.lower() in err.lower()
+
+
+@pytest.mark.parametrize("command", ["lookup", "recommend"])
+def test_a_device_is_named_as_other_commands_take_it(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    gpus = [
+        DetectedDevice(Device("cuda", "A", 4, 8 * GIB, (8, 0), profile=name), i)
+        for i, name in enumerate(("", "mig-1g"))
+    ]
+    found = {"cuda:1": gpus[1:], "cuda": gpus, "all": [gpus[0]]}
+    monkeypatch.setattr("tunedex.tuner.devices.detect", lambda selector: found[selector])
+    for selector, device in (("cuda:1", gpus[1].device), ("all", gpus[0].device)):
+        assert run([command, *ASKED[:4], "--device", selector, "--db", database]) == 0
+        assert device.key in capsys.readouterr().out.split()
+    assert run([command, *ASKED[:4], "--device", "cuda", "--db", database]) == 2
+    assert "--device cuda names unlike devices; choose one of cuda:0, cuda:1" in capsys.readouterr().err
 
 
 def test_your_own_database_may_be_absent_in_silence(

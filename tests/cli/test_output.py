@@ -24,6 +24,11 @@ def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_a_head_of_empty_names_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["<", "<"], [("match", "exact"), ("why", "")])
+    assert capsys.readouterr().out == "match  exact\nwhy\n"
+
+
 def test_a_narrow_terminal_gets_paragraphs() -> None:
     code = f"from tunedex.cli.output import print_table; print_table(['<kernel', '<problem', 'best'], {ROWS!r})"
     ours, theirs = pty.openpty()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_examples import SIGNATURE, problem
@@ -13,6 +15,7 @@ from core_examples import SIGNATURE, problem
 from tunedex.core import errors, folders
 from tunedex.core.canonical import canonical_json, finite, time_text
 from tunedex.core.channel import Channel, check_channel
+from tunedex.core.config import Config
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import Objective
 from tunedex.core.question import parse_parameters, read_question, with_work
@@ -90,6 +93,25 @@ def test_a_channel_is_its_name(channel: Channel) -> None:
     assert canonical_json({"channel": channel}) == f'{{"channel":"{channel.value}"}}'
     with pytest.raises(BadInput, match="channel 'Stable' is unknown; known are candidate, stable"):
         check_channel("Stable")
+
+
+def test_a_config_is_shown_in_one_order_whatever_its_source() -> None:
+    declared, sent = ({"warps": 4, "block": 64}, {"block": 64, "warps": 4})
+    configs = [Config("triton", values) for values in (declared, sent)]
+    assert {str(config) for config in configs} == {"triton block=64 warps=4"}
+    assert {json.dumps(config.to_dict()) for config in configs} == {
+        '{"implementation": "triton", "block": 64, "warps": 4}'
+    }
+    assert Config.from_dict(configs[0].to_dict()) == configs[0]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"implementation": 5}, {"implementation": "triton", "block": [64]}, {"implementation": "t", "streams": "two"}],
+)
+def test_what_is_no_config_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"config|invalid literal"):
+        Config.from_dict(document)
 
 
 def test_a_time_is_spelled_to_the_microsecond_in_utc() -> None:

@@ -272,7 +272,7 @@ class TestConfig:
     def test_round_trip(self) -> None:
         config = Config("triton", {"block": 64, "fast": True, "share": 0.5, "hint": "evict_first"})
         assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-        assert str(config) == "triton block=64 fast=True share=0.5 hint=evict_first"
+        assert str(config) == "triton block=64 fast=True hint=evict_first share=0.5"
 
     def test_equal_by_key(self) -> None:
         assert Config("triton", {"a": 1, "b": 2}) == Config("triton", {"b": 2, "a": 1.0})

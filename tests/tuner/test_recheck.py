@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_winners_are_timed_again_and_then_current(planted: Kernel, store: Store)
     assert len(store.list_sweeps().items) == 1
     forced = recheck(store, everything=True)
     assert [r.problem for r in forced.results] == [asked]
+
+
+def test_with_everything_the_least_recently_tried_come_first(planted: Kernel, store: Store) -> None:
+    asked = [problem(planted, rows) for rows in (37, 38, 39)]
+    store.publish(cpu().key, {each: [row(config("none"))] for each in asked})
+    for day, each in ((2, asked[0]), (1, asked[1]), (1, asked[2]), (3, asked[2])):
+        failed = Failure(FailureKind.TIMEOUT)
+        when = datetime(2026, 1, day, tzinfo=UTC)
+        store.add_trial(Trial(each, cpu().key, BEFORE.key, "0", config("exit"), failed, created_at=when))
+    for _ in range(2):  # the second goes by what the first has tried
+        assert [r.problem for r in recheck(store, everything=True).results] == [asked[1], asked[0], asked[2]]
 
 
 def test_a_winner_that_fails_now_is_refused_and_no_longer_served(planted: Kernel, store: Store, late: Path) -> None:

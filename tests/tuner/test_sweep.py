@@ -126,6 +126,7 @@ def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPat
         (["--budget", "soon"], "--budget soon is not a time above 0"),
         (["--budget", "0s"], "--budget 0s is not a time above 0"),
         (["--budget", "nan"], "--budget nan is not a time"),
+        (["--budget", "\u0665s"], "is not a time above 0 and up to a year"),
         (["--budget", "9" * 400], "is not a time above 0 and up to a year"),
         (["--sampler", "guess"], "sampler 'guess' is unknown"),
         (["--preset", "slow"], "preset 'slow' is unknown"),

@@ -113,9 +113,7 @@ def details(problem: Problem) -> str:
 
 def tunables(config: Config) -> list[tuple[str, str]]:
     """The tunables of a config by name, the implementation apart."""
-    return [
-        (name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in config.values.items()
-    ]
+    return [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in config.ordered]
 
 
 def limits(device: Device) -> str:

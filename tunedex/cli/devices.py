@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tunedex.cli.output import JsonOption, print_json, print_table, say
 from tunedex.core.device import GIB, KIB, MIB, Device, Environment
 from tunedex.core.display import versions
+from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
     import typer
@@ -70,14 +71,21 @@ def _size(count: int, unit: int, name: str) -> str:
 
 
 def device_of(selector: str) -> Device:
-    """The one device that ``selector`` (``auto``, ``cuda:0``, ``cpu``) or a device key names.
+    """The one device model that ``selector`` (``auto``, ``all``, ``cuda``, ``cuda:0``, ``cpu``) or a device key names.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: it is neither, or names unlike devices.
         CannotRun: the device is not here.
     """
     if "-" in selector or selector.startswith("name:"):
         return Device.from_key(selector)
     from tunedex.tuner.devices import detect
 
-    return detect(selector)[0].device
+    try:
+        found = detect(selector)
+    except BadInput as error:
+        raise BadInput(f"{error}, or a device's key", field="device") from None
+    if len({item.device.key for item in found}) > 1:
+        selectors = ", ".join(item.selector for item in found)
+        raise BadInput(f"--device {selector} names unlike devices; choose one of {selectors}", field="device")
+    return found[0].device

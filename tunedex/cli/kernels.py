@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def kernels(
-    device: Annotated[str, typer.Option(help="auto, cuda:N, cpu, or the key of a device that is not here.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, all, cuda, cuda:N, cpu, or a device's key.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """List every kernel with its formula, dimensions, tunables and the size of its space on a device."""

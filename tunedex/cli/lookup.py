@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunedex.cli.devices import device_of
 from tunedex.cli.output import (
     ChannelOption,
     DbOption,
@@ -75,13 +76,19 @@ def snapshot_named(db: str | None, device: str, channel: str, revision: int | No
         BadInput: ``device`` or ``channel`` is none, or ``revision`` is negative.
         UnknownRevision: ``revision`` was never published.
     """
-    from tunedex.client.device import device_named
-
     offered = check_channel(channel)
     if revision is not None and revision < 0:
         raise BadInput(f"--revision {revision} is negative", field="revision")
-    where = device_named(None if device == "auto" else device)
-    return with_installed(_stored(db, where, offered, revision), builtin_signatures())
+    return with_installed(_stored(db, _asked_for(device), offered, revision), builtin_signatures())
+
+
+def _asked_for(device: str) -> Device:
+    """The device that ``--device`` names, without torch where it can be had without."""
+    from tunedex.client.device import device_named
+
+    if device == "auto":
+        return device_named(None)
+    return device_named(device) if device == "cpu" else device_of(device)
 
 
 def note_absence(db: str | None) -> None:

@@ -27,7 +27,7 @@ DbOption = Annotated[
 
 
 KernelArgument = Annotated[str, typer.Argument(help="A kernel's name, as `tuner kernels` lists it.")]
-KeyOption = Annotated[str, typer.Option("--device", help="A device's key, cpu, or auto for the device of this host.")]
+KeyOption = Annotated[str, typer.Option("--device", help="auto, all, cuda, cuda:N, cpu, or a device's key.")]
 ChannelOption = Annotated[str, typer.Option("--channel", help="stable or candidate.")]
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", help="A revision, instead of the channel's current one.")
@@ -45,7 +45,8 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-    """A table on standard output; a column is flush left where its name begins with ``<``.
+    """A table on standard output; a column is flush left where its name begins with ``<``, and a head of nothing but
+    empty names is left out.
 
     On a terminal that is too narrow for the table each row is a paragraph, broken at spaces alone.
     """
@@ -58,7 +59,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
         for row in cells:
             sys.stdout.write(_paragraph(names, row))
         return
-    for row in [names, *cells]:
+    for row in [names, *cells] if any(names) else cells:
         line = (
             text.ljust(width) if column.startswith("<") else text.rjust(width)
             for text, width, column in zip(row, widths, columns, strict=True)
@@ -68,7 +69,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
 
 def _paragraph(names: Sequence[str], row: Sequence[str]) -> str:
     """A row as ``name: value`` pairs under its first cell."""
-    pairs = [f"{name}: {text}" for name, text in zip(names[1:], row[1:], strict=True) if text]
+    pairs = [f"{name}: {text}" if name else text for name, text in zip(names[1:], row[1:], strict=True) if text]
     width = max(40, shutil.get_terminal_size().columns)
     wrap = textwrap.TextWrapper(
         width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tunedex.tuner.devices import DetectedDevice
     from tunedex.tuner.report import Progress
 
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|h|)")
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 366 * 86_400.0
 

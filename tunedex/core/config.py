@@ -41,8 +41,13 @@ class Config:
     def streams(self) -> int:
         return int(self.values.get("streams", 1))
 
+    @property
+    def ordered(self) -> list[tuple[str, Value]]:
+        """The tunables by name: the one order in which a config is shown, in whatever order its source has them."""
+        return sorted(self.values.items())
+
     def to_dict(self) -> dict[str, Any]:
-        return {"implementation": self.implementation, **self.values}
+        return {"implementation": self.implementation, **dict(self.ordered)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Config:
@@ -61,4 +66,4 @@ class Config:
         return cls(implementation, values)
 
     def __str__(self) -> str:
-        return " ".join([self.implementation, *(f"{name}={value}" for name, value in self.values.items())])
+        return " ".join([self.implementation, *(f"{name}={value}" for name, value in self.ordered)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -62,7 +63,7 @@ class Limits:
             max_latency_us=_positive("max_latency_us", parameters.get("max_latency_us")),
             max_memory=None if memory is None else whole_number("max_memory", memory),
             policy=policy,
-            same_bits=None if bits is None else str(bits),
+            same_bits=None if bits is None else _hash(bits),
         )
 
     @classmethod
@@ -83,12 +84,26 @@ class Limits:
 
 NO_LIMITS = Limits()
 
+# What `float` reads besides, digits of other scripts and underscores, is more likely a mistake than a number.
+_PLAIN = re.compile(r"[0-9a-zA-Z.+-]+")
+_HASH = re.compile("[0-9a-f]{1,64}")
+
+
+def _hash(bits: Any) -> str:
+    if not _HASH.fullmatch(text := str(bits)):
+        raise BadInput(
+            f"same_bits={text[:80]} is not the hash of an output's bits, 32 hexadecimal digits in lower case",
+            field="same_bits",
+        )
+    return text
+
 
 def _positive(name: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        plain = not isinstance(value, bool) and (not isinstance(value, str) or _PLAIN.fullmatch(value.strip()))
+        number = float(value) if plain else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):

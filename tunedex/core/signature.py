@@ -21,7 +21,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import ALIGNMENT_BYTES, LAYOUTS, Problem
 
 #: How a tuned size may answer for another: any size near enough, one divisible by n alike, or only the same.
-MATCHING = re.compile(r"free|exact|divisible\([1-9]\d*\)")
+MATCHING = re.compile(r"free|exact|divisible\([1-9][0-9]*\)")
 #: Parameters that every kernel has.
 RESERVED_NAMES = frozenset({"dtype", "layout", "alignment"})
 KERNEL_NAME = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?")

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityE
 from tunedex.core.display import one_line
 from tunedex.core.errors import BadInput, DatabaseError, TunedexError
 from tunedex.db.types import Unreadable
-from tunedex.db.urls import default_file, spelled
+from tunedex.db.urls import default_file, embedded_path, spelled
 
 #: How long a writer waits for another's short transaction on an embedded database.
 BUSY_TIMEOUT_S = 30.0
@@ -184,6 +184,18 @@ def present(path: Path, *, to_make: bool = False) -> bool:
     if header and header != _HEADER:
         raise DatabaseError(f"database {path} is not an SQLite file; choose another with --db or TUNEDEX_DB")
     return True
+
+
+def absent_file(url: str | None = None) -> Path | None:
+    """The file that somebody names as a database and that is not there; None where it is, and for the user's own,
+    which comes into being with the first sweep.
+
+    Raises:
+        BadInput: ``url`` names no database that Tunedex can use.
+        DatabaseError: what is there is no database, or cannot be looked at.
+    """
+    path = embedded_path(url)
+    return path if path and not default_file(path) and not present(path) else None
 
 
 def _open_file(path: Path, for_reading: bool) -> sqlite3.Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Insert, case, delete, func, insert, select, update
@@ -167,6 +168,12 @@ def loosest_bound(session: Session, device: str, problem: str) -> float | None:
         TrialRow.max_error <= sys.float_info.max,
     )
     return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
+
+
+def last_tried(session: Session, device: str) -> dict[str, datetime]:
+    statement = select(TrialRow.problem_key, func.max(TrialRow.created_at)).where(TrialRow.device_key == device)
+    found = session.execute(statement.group_by(TrialRow.problem_key))
+    return {key: last for key, last in found if isinstance(last, datetime)}
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:

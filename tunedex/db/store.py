@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +35,7 @@ from tunedex.db.records import (
     SweepStatus,
     Trial,
 )
-from tunedex.db.urls import default_file, embedded_path, parse, spelled
+from tunedex.db.urls import parse, spelled
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:
@@ -65,18 +66,6 @@ def database_exists(url: str | None = None) -> bool:
     """
     where = parse(url)
     return not engines.embedded(where) or engines.present(Path(where.database or ""))
-
-
-def absent_file(url: str | None = None) -> Path | None:
-    """The file that somebody names as a database and that is not there; None where it is, and for the user's own,
-    which comes into being with the first sweep.
-
-    Raises:
-        BadInput: ``url`` names no database that Tunedex can use.
-        DatabaseError: what is there is no database, or cannot be looked at.
-    """
-    path = embedded_path(url)
-    return path if path and not default_file(path) and not engines.present(path) else None
 
 
 def upgrade_database(url: str | None = None) -> tuple[str, bool]:
@@ -188,6 +177,11 @@ class Store:
         """The largest ``max_error`` under which the problem of that key was tried; None where none was given."""
         with self._reading() as session:
             return recording.loosest_bound(session, device, problem)
+
+    def last_tried(self, device: str) -> dict[str, datetime]:
+        """When each problem was last tried on the device, by the problem's key; without those that never were."""
+        with self._reading() as session:
+            return recording.last_tried(session, device)
 
     def ceilings(self, device: str, environment: str) -> Ceilings | None:
         """What the device reaches in that environment; None where it was not measured."""

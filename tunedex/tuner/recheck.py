@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -141,8 +142,9 @@ class Recheck:
         self._report = RecheckReport(detected, environment)
 
     def run(self, kernels: Sequence[str], options: dict[str, Any], *, everything: bool = False) -> RecheckReport:
-        """Recheck the problems of ``kernels`` (all where empty), also the current ones with ``everything``; ``options``
-        are stored with the sweep that this counts as. Ctrl-C ends it early, with what is there.
+        """Recheck the problems of ``kernels`` (all where empty); with ``everything`` also the current ones, those first
+        that were not tried for the longest, so that runs which a budget ends get to all in turn. ``options`` are stored
+        with the sweep that this counts as. Ctrl-C ends it early, with what is there.
 
         Raises:
             UnknownKernel: one of ``kernels`` neither is installed nor has published rows.
@@ -151,6 +153,10 @@ class Recheck:
         report = self._report
         start = time.monotonic()
         published = self._published(kernels)
+        if everything:
+            tried = self._store.last_tried(self._device.key)
+            never = datetime.min.replace(tzinfo=UTC)
+            published.sort(key=lambda each: tried.get(each.problem.key, never))
         stale = [each for each in published if everything or not each.is_of(self._environment.key)]
         report.current = len(published) - len(stale)
         report.revision = self._store.current_revision(self._device.key, Channel.CANDIDATE)
