@@ -176,7 +176,8 @@ class _DatabaseSource:
         try:
             from tunedex.db import database_url, embedded_path
         except ModuleNotFoundError as error:
-            raise MissingExtra(f"{error.name} is not installed; pip install 'tunedex[db]'") from error
+            how = "pip install 'tunedex[db]', or '.[db]' in a checkout"
+            raise MissingExtra(f"{error.name} is not installed; {how}") from error
         self.url = database_url(url)
         self.name = without_password(self.url)
         self.file = embedded_path(self.url)

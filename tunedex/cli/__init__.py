@@ -16,7 +16,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] in {"typer", "rich"}:
             sys.stderr.write(
-                "tuner: the command line is not installed; pip install 'tunedex[tuner]' or 'tunedex[server]'\n"
+                "tuner: the command line is not installed; pip install 'tunedex[tuner]' or 'tunedex[server]', "
+                "or '.[tuner]' or '.[server]' in a checkout\n"
             )
             raise SystemExit(2) from None
         raise

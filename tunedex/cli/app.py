@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
         extra = next((extra for extra, names in _EXTRAS.items() if root in names), None)
         if extra is None:
             raise
-        return _fail(f"{root} is not installed; pip install 'tunedex[{extra}]'")
+        return _fail(f"{root} is not installed; pip install 'tunedex[{extra}]', or '.[{extra}]' in a checkout")
     return code if isinstance(code, int) else 0
 
 

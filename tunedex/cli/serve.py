@@ -38,9 +38,7 @@ def serve(
         absent = absent_file(db)
         # Opened once before, so that a database that cannot be is one line and not a server that fails to start.
         with open_store(db) as store:
-            database = store.url
-        if absent:
-            say(f"there was no database {absent}: an empty one is made")
+            database = f"{store.url}, which was not there: an empty one is made" if absent else store.url
         _run(create_app(db), listener, database)
     finally:
         listener.close()
