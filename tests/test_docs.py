@@ -180,9 +180,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            said = [process.stderr.readline() for _ in range(2)]  # that there was no database, and the address
-            match = re.search(r"http://[\d.:]+", said[-1])
-            assert match, said
+            line = process.stderr.readline()
+            match = re.search(r"http://[\d.:]+", line)
+            assert match, line
             yield match[0]
         finally:
             process.terminate()
