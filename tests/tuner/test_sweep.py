@@ -75,11 +75,14 @@ def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
             for trial in trials_in(store)
             if trial.stage is Stage.FINAL and trial.sweep == 2
         }
+        disturbed = any(trial.contended for trial in trials_in(store) if trial.stage is Stage.FINAL)
         rows = store.rows_of(cpu().key, planted.signature.problem(DIMS).key)
     assert {fault for fault, outcome in finals.items() if isinstance(outcome, Failure)} == {"late_raise", "late_exit"}
     assert isinstance(finals["none"], Measurement)
     assert isinstance(finals["library"], Measurement)
     assert rows[0].config.values.get("fault", "none") == "none"
+    if disturbed:
+        return  # by other work on this machine: it takes no incumbent's place
     assert rows[0].default_us == finals["none"].time_us
     assert rows[0].library_us == finals["library"].time_us
     assert not {"late_raise", "late_exit"} & {row.config.values.get("fault") for row in rows}
