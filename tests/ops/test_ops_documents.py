@@ -192,17 +192,14 @@ def test_the_document_that_is_changed_is_answered_from(tmp_path: Path) -> None:
         ("kernel_version", b"\xff"),
     ],
 )
-def test_whatever_stands_in_a_database_nothing_raises_and_the_reason_is_told(
-    column: str, value: Any, tmp_path: Path
-) -> None:
+def test_whatever_stands_in_a_database_nothing_raises(column: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "mine.db"
     publish(path, SOFTMAX, SOFTMAX.problem(), LIBRARY["softmax"])
     with sqlite3.connect(path) as database:
         assert database.execute(f"update tunedex_bests set {column} = ?", (value,)).rowcount == 1
     database.close()
-    client = tunedex.connect(path, device="cpu")
+    tunedex.connect(path, device="cpu")
     x = torch.randn(2, 5, 70)
     torch.testing.assert_close(ops.softmax(x), torch.softmax(x, -1))
     assert running() == [default_of(SOFTMAX)]
-    assert client.status().reason
     assert tunedex.lookup("softmax", 5, 70, batch=2, dtype="float32").config == default_of(SOFTMAX)

@@ -180,7 +180,7 @@ def best_columns(device: str, problem: Problem, row: Row, since: int) -> Columns
 
 @reads
 def row_of(row: BestRow) -> Row:
-    return Row.from_dict(
+    found = Row.from_dict(
         {
             "rank": row.rank,
             "config": row.config,
@@ -195,6 +195,8 @@ def row_of(row: BestRow) -> Row:
             "measured_at": row_time(row.measured_at),
         }
     )
+    found.check()
+    return found
 
 
 @reads
