@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tunedex.db import Store, open_store
 from tunedex.db.records import Stage, Trial
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.bench import FinalTime
-from tunedex.tuner.final import finalists, hold
+from tunedex.tuner.final import Call, finalists, hold
 from tunedex.tuner.nvml import Sample, steady
 from tunedex.tuner.process import ProcessFailure
 from tunedex.tuner.settings import Finals, Timeouts
@@ -25,7 +25,7 @@ from tunedex.tuner.spent import Ledger
 from tunedex.tuner.worker import FinalTimes, Worker
 
 SETTINGS = Finals()
-BUSY, QUIET = Sample(contended=True), Sample(contended=False)
+BUSY, QUIET, UNKNOWN = Sample(contended=True), Sample(contended=False), Sample()
 
 
 @pytest.fixture
@@ -229,6 +229,19 @@ class TestDisturbances:
         assert held.state.contended is True
 
 
+def all_in_5_us(configs: Sequence[Config], state: Sample = UNKNOWN) -> FinalTimes:
+    return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in configs), (state,))
+
+
+def check_stands_as_disturbed(call: Call) -> None:
+    """What the final of two, each of 5 us, gave before ``call`` ended the process stands, as disturbed."""
+    times = {config(n): measured(10) for n in range(2)}
+    held = hold(list(times), times, call, again=lambda: True)
+    assert held is not None
+    assert held.state.contended is True
+    assert [outcome.time_us for outcome, _ in held.outcomes.values()] == [5.0, 5.0]  # type: ignore[union-attr]
+
+
 class TestFaults:
     def test_who_ends_the_process_is_left_out_and_the_others_are_timed_again(self) -> None:
         bad = config(1)
@@ -237,7 +250,7 @@ class TestFaults:
             listed = list(configs)  # type: ignore[call-overload]
             if bad in listed:
                 return None
-            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (Sample(),))
+            return all_in_5_us(listed)
 
         times = {config(n): measured(10) for n in range(3)}
         held = hold(list(times), times, call, again=lambda: True)
@@ -254,7 +267,7 @@ class TestFaults:
             called.append(len(listed))
             if config(5) in listed:
                 return None
-            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (Sample(),))
+            return all_in_5_us(listed)
 
         times = {config(n): measured(10) for n in range(16)}
         held = hold(list(times), times, call, again=lambda: True)
@@ -268,13 +281,9 @@ class TestFaults:
         def call(configs: object) -> FinalTimes | None:
             state = next(answers)
             listed = list(configs)  # type: ignore[call-overload]
-            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (state,)) if state else None
+            return all_in_5_us(listed, state) if state else None
 
-        times = {config(n): measured(10) for n in range(2)}
-        held = hold(list(times), times, call, again=lambda: True)
-        assert held is not None
-        assert held.state.contended is True
-        assert [outcome.time_us for outcome, _ in held.outcomes.values()] == [5.0, 5.0]  # type: ignore[union-attr]
+        check_stands_as_disturbed(call)
 
     def test_nobody_is_laid_a_disturbed_turn_s_end_on(self) -> None:
         """Two together end the process, neither does alone: the turn before counts, as disturbed."""
@@ -283,13 +292,9 @@ class TestFaults:
         def call(configs: object) -> FinalTimes | None:
             listed = list(configs)  # type: ignore[call-overload]
             state = next(turns) if len(listed) == 2 else QUIET
-            return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in listed), (state,)) if state else None
+            return all_in_5_us(listed, state) if state else None
 
-        times = {config(n): measured(10) for n in range(2)}
-        held = hold(list(times), times, call, again=lambda: True)
-        assert held is not None
-        assert held.state.contended is True
-        assert [outcome.time_us for outcome, _ in held.outcomes.values()] == [5.0, 5.0]  # type: ignore[union-attr]
+        check_stands_as_disturbed(call)
 
     def test_after_a_fault_that_sticks_only_the_first_is_at_fault(self) -> None:
         broken = Failure(FailureKind.ILLEGAL_ACCESS, "planted")

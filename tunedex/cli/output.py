@@ -6,13 +6,16 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tunedex.core.canonical import finite
 from tunedex.core.display import time_words
+from tunedex.core.errors import CannotRun
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DbOption = Annotated[
@@ -37,6 +40,19 @@ RevisionOption = Annotated[
 def say(message: str) -> None:
     """A line on standard error."""
     sys.stderr.write(f"{message}\n")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of what is written to ``path`` within that it cannot be.
+
+    Raises:
+        CannotRun: the block raised an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CannotRun(f"{path} cannot be written: {error.strerror}") from error
 
 
 def print_json(document: Mapping[str, Any]) -> None:

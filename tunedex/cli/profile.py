@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunedex.cli import tuning
-from tunedex.cli.output import JsonOption, print_json, print_table, say
+from tunedex.cli.output import JsonOption, print_json, print_table, say, writing
 from tunedex.core.canonical import finite
-from tunedex.core.errors import CannotRun
 from tunedex.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -82,10 +81,8 @@ def _write(out: Path, document: Any, count: int) -> str:
     """
     if not count and out.exists():
         return f"0 problems, so there is nothing to tune; {out} is left as it was"
-    try:
+    with writing(out):
         write_whole(out, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise CannotRun(f"{out} cannot be written: {error.strerror}") from error
     how = f"tune them with `tuner sweep --problems {out}`" if count else "nothing to tune"
     return f"{count} problem{'' if count == 1 else 's'} in {out}; {how}"
 

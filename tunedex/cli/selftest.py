@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tunedex.cli.output import JsonOption, print_json, print_table, say
-from tunedex.core.errors import BadInput, CannotRun
+from tunedex.cli.output import JsonOption, print_json, print_table, say, writing
+from tunedex.core.errors import BadInput
 
 
 def register(app: typer.Typer) -> None:
@@ -47,9 +47,8 @@ def selftest(
     report = SelfTest(detected, environment_of(detected.device), watch=say).run()
     document = report.to_dict()
     try:
-        write_bundle(path, document)
-    except OSError as error:
-        raise CannotRun(f"{path} cannot be written: {error.strerror}") from error
+        with writing(path):
+            write_bundle(path, document)
     finally:  # the result is told in any case
         if as_json:
             print_json(document)

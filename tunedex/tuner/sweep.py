@@ -92,8 +92,9 @@ class DeviceSweep:
                 self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
             self._report.interrupted = True
-        asked = [(problem, task.max_error) for task in tasks for problem in task.problems]
-        self._report.results.sort(key=lambda result: asked.index(result.asked))
+        asked = ((problem, task.max_error) for task in tasks for problem in task.problems)
+        order = {each: n for n, each in enumerate(asked)}
+        self._report.results.sort(key=lambda result: order[result.asked])
         return self._report
 
     @contextmanager
@@ -263,9 +264,11 @@ class DeviceSweep:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
         machine."""
         peaks: set[str] = set()
-        for problem, kernel in ((problem, task.kernel) for task in tasks for problem in task.problems):
-            with suppress(Exception):  # the kernel's own code, whose fault its problem's is
-                peaks |= {kernel.cost(problem).peak} - {""}
+        for task in tasks:
+            for problem in task.problems:
+                with suppress(Exception):  # the kernel's own code, whose fault its problem's is
+                    peaks.add(task.kernel.cost(problem).peak)
+        peaks.discard("")
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring", detected.selector))
