@@ -41,6 +41,7 @@ from tunedex.kernels.layernorm_gelu_residual_numba import NumbaNorm
 from tunedex.kernels.nvrtc import FLOAT, INT64, POINTER, current_stream
 from tunedex.kernels.rows import (
     EPS,
+    ROW_CODE,
     ROW_DIMENSIONS,
     ROW_DTYPES,
     cpu_default_rules,
@@ -70,16 +71,9 @@ if TYPE_CHECKING:
 _CODE = tuple(
     Path(__file__).parent / name
     for name in (
+        *ROW_CODE,
         "layernorm_gelu_residual.py",
         "layernorm_gelu_residual_numba.py",
-        "gelu.py",
-        "numba_cpu.py",
-        "rows.py",
-        "rows_gpu.py",
-        "rows_triton.py",
-        "rows_cuda.py",
-        "nvrtc.py",
-        "cuda/rows.cuh",
         "cuda/layernorm_gelu_residual.cu",
     )
 )

@@ -35,6 +35,18 @@ MAX_GRID = 2**31 - 1
 
 WARP = 32
 
+#: The files that every row kernel runs besides its own, in a fixed order: a change to one is a new version of each.
+ROW_CODE = (
+    "gelu.py",
+    "numba_cpu.py",
+    "rows.py",
+    "rows_gpu.py",
+    "rows_triton.py",
+    "rows_cuda.py",
+    "nvrtc.py",
+    "cuda/rows.cuh",
+)
+
 
 def shape(problem: Problem) -> tuple[int, int, int]:
     """``(batch, rows, cols)``."""

@@ -34,6 +34,7 @@ from tunedex.kernels.base import (
 from tunedex.kernels.jit import jit, tl
 from tunedex.kernels.nvrtc import INT64, POINTER, current_stream
 from tunedex.kernels.rows import (
+    ROW_CODE,
     ROW_DIMENSIONS,
     ROW_DTYPES,
     cpu_default_rules,
@@ -64,20 +65,7 @@ if TYPE_CHECKING:
 #: What runs, in a fixed order: a change to any of them is a new version.
 _CODE = tuple(
     Path(__file__).parent / name
-    for name in (
-        "softmax.py",
-        "softmax_numba.py",
-        "gelu.py",
-        "numba_cpu.py",
-        "rows.py",
-        "rows_gpu.py",
-        "rows_triton.py",
-        "rows_cuda.py",
-        "nvrtc.py",
-        "streams.py",
-        "cuda/rows.cuh",
-        "cuda/softmax.cu",
-    )
+    for name in (*ROW_CODE, "softmax.py", "softmax_numba.py", "streams.py", "cuda/softmax.cu")
 )
 
 STREAMS = (1, 2, 4, 8)
