@@ -25,7 +25,7 @@ from tunedex.tuner.final import finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Progress, Result
-from tunedex.tuner.search import Candidate, Search
+from tunedex.tuner.search.search import Candidate, Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task

@@ -9,7 +9,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from tunedex.tuner.sampler import ListedSampler, Point, parameters_key
+from tunedex.tuner.search.listed import ListedSampler, Point, parameters_key
 
 SIZES = IntDistribution(0, 9)
 ORDERS = CategoricalDistribution(("row", "column"))

@@ -20,7 +20,7 @@ from optuna.trial import TrialState, create_trial
 from tunedex.core.config import Config, Value
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Tunable
-from tunedex.tuner.sampler import ListedSampler, Point, parameters_key
+from tunedex.tuner.search.listed import ListedSampler, Point, parameters_key
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
 

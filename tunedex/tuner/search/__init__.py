@@ -1,0 +1,1 @@
+"""What to try next: the points of a space, the samplers that choose among them, and the search of a sweep."""
