@@ -1,0 +1,94 @@
+"""Kernel Tuner's strategies on recorded spaces, in an interpreter that has Kernel Tuner and none of ours.
+
+Reads one JSON document from standard input: ``cache`` (the path of a cache file without gaps in its values),
+``strategies``, ``seeds`` (a list), ``trials``. Writes one line of JSON a run to standard output:
+``{"strategy", "seed", "seconds", "trace"}``, where the trace holds the places in the cache of the distinct configs
+that were evaluated, in their order; or ``{"strategy", "error"}`` where a strategy does not run.
+
+The space is the cache's own: membership is a restriction. It is built once, and every run takes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from typing import Any
+
+import kernel_tuner
+import numpy as np
+from constraint import FunctionConstraint
+from kernel_tuner import interface, util
+
+
+def main() -> int:
+    task = json.load(sys.stdin)
+    # Whatever Kernel Tuner prints, it prints elsewhere.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    cache = util.read_cache(task["cache"], open_cache=False)
+    places = {key: place for place, key in enumerate(cache["cache"])}
+    arguments = space_of(cache, task["cache"])
+    prepare(cache, arguments)
+    for strategy in task["strategies"]:
+        for seed in task["seeds"]:
+            try:
+                start = time.monotonic()
+                trace = run(strategy, seed, task["trials"], arguments, places)
+                seconds = time.monotonic() - start
+            except Exception as error:  # noqa: BLE001 - a strategy that does not run here is named, and left out
+                print(json.dumps({"strategy": strategy, "error": f"{type(error).__name__}: {error}"}), file=out)
+                break
+            found = {"strategy": strategy, "seed": seed, "seconds": seconds, "trace": trace}
+            print(json.dumps(found), file=out)
+    return 0
+
+
+def space_of(cache: dict[str, Any], path: str) -> dict[str, Any]:
+    """The arguments of `tune_kernel` that say what is tuned."""
+    names = cache["tune_params_keys"]
+    members = {tuple(entry[name] for name in names) for entry in cache["cache"].values()}
+    return {
+        "kernel_name": cache["kernel_name"],
+        "kernel_source": "",
+        "problem_size": 1,
+        "arguments": [],
+        "cache": path,
+        "simulation_mode": True,
+        "objective": "time",
+        "quiet": True,
+        "tune_params": cache["tune_params"],
+        "restrictions": [FunctionConstraint(lambda *values: values in members)],
+    }
+
+
+def prepare(cache: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Have every run take one space and one cache, which Kernel Tuner would make anew each time."""
+    space = interface.Searchspace(arguments["tune_params"], arguments["restrictions"], 1_000_000_000)
+    if space.size != len(cache["cache"]):
+        raise SystemExit(f"Kernel Tuner's space has {space.size} configs, the cache {len(cache['cache'])}")
+    interface.Searchspace = lambda *_, **__: space
+    util.process_cache = lambda *_: cache["cache"]
+
+
+def run(strategy: str, seed: int, trials: int, arguments: dict[str, Any], places: dict[str, int]) -> list[int]:
+    """The places of the configs that one run evaluates. A strategy may end before its trials do."""
+    random.seed(seed)
+    np.random.seed(seed)
+    results, _ = kernel_tuner.tune_kernel(
+        **arguments,
+        strategy=strategy,
+        strategy_options={"max_fevals": trials},
+        seed=seed,
+    )
+    names = list(arguments["tune_params"])
+    trace = dict.fromkeys(places[",".join(str(result[name]) for name in names)] for result in results)
+    return list(trace)[:trials]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
