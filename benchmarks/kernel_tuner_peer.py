@@ -1,11 +1,10 @@
 """Kernel Tuner's strategies on recorded spaces, in an interpreter that has Kernel Tuner and none of ours.
 
-Reads one JSON document from standard input: ``cache`` (the path of a cache file without gaps in its values),
-``strategies``, ``seeds`` (a list), ``trials``. Writes one line of JSON a run to standard output:
-``{"strategy", "seed", "seconds", "trace"}``, where the trace holds the places in the cache of the distinct configs
-that were evaluated, in their order; or ``{"strategy", "error"}`` where a strategy does not run.
-
-The space is the cache's own: membership is a restriction. It is built once, and every run takes it.
+Reads one JSON document from standard input: ``cache`` (the path of a cache file whose ``tune_params`` are the values
+that occur in it), ``strategy``, ``seeds`` (how many) and ``trials``. Writes one line of JSON a seed to standard output,
+``{"seconds", "trace"}``, where the trace holds the places in the cache of the distinct configs that were evaluated, in
+their order; or ``{"error"}``, where the strategy does not run. The space is the cache's own: membership is a
+restriction. It is built once, and every run takes it.
 """
 
 from __future__ import annotations
@@ -34,17 +33,14 @@ def main() -> int:
     places = {key: place for place, key in enumerate(cache["cache"])}
     arguments = space_of(cache, task["cache"])
     prepare(cache, arguments)
-    for strategy in task["strategies"]:
-        for seed in task["seeds"]:
-            try:
-                start = time.monotonic()
-                trace = run(strategy, seed, task["trials"], arguments, places)
-                seconds = time.monotonic() - start
-            except Exception as error:  # noqa: BLE001 - a strategy that does not run here is named, and left out
-                print(json.dumps({"strategy": strategy, "error": f"{type(error).__name__}: {error}"}), file=out)
-                break
-            found = {"strategy": strategy, "seed": seed, "seconds": seconds, "trace": trace}
-            print(json.dumps(found), file=out)
+    for seed in range(task["seeds"]):
+        start = time.monotonic()
+        try:
+            trace = run(task["strategy"], seed, task["trials"], arguments, places)
+        except Exception as error:  # noqa: BLE001 - a strategy that does not run here is named, and left out
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
+            break
+        print(json.dumps({"seconds": time.monotonic() - start, "trace": trace}), file=out)
     return 0
 
 
