@@ -184,7 +184,9 @@ class Bench:
         """Run sampler ``name`` on ``landscape``, unless its results are there."""
         known: Cell = self._cells(landscape).get(name, {})
         slow = name not in (OURS, "random") and known.get("s_per_seed", 0.0) > PATIENCE_S
-        if (not again or (landscape.recording.name, name) in self._done) and ("error" in known or known.get("seeds", 0) >= seeds or (slow and known)):
+        if (not again or (landscape.recording.name, name) in self._done) and (
+            "error" in known or known.get("seeds", 0) >= seeds or (slow and known)
+        ):
             return
         self._done.add((landscape.recording.name, name))
         found = self._replays(landscape, name, seeds)

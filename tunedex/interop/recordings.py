@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 from tunedex.core.config import Value
 from tunedex.core.errors import BadInput
-from tunedex.core.files import DOCUMENT_BYTES, read_bounded
+from tunedex.core.measurement import Failure
+from tunedex.interop.packed import read_document
 from tunedex.interop.trials import TRIALS_FORMAT, TrialSet, trial_sets_of
 
 #: What a cut cache lacks at its end. Kernel Tuner appends entries, each with a comma, and closes the file when a run is
@@ -51,7 +51,7 @@ def read_recordings(path: Path) -> tuple[Recording, ...]:
     Raises:
         BadInput: it cannot be read, is of neither kind, or no config in it has a time.
     """
-    document = _document(path)
+    document = read_document(path, _loaded)
     name = _stem(path)
     try:
         if document.get("format") == TRIALS_FORMAT:
@@ -67,38 +67,6 @@ def read_recordings(path: Path) -> tuple[Recording, ...]:
             raise BadInput(f"{path}: no config of {recording.name} has a time", field="recording")
     if not found:
         raise BadInput(f"{path}: there is no trial in it", field="recording")
-    return found
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        content = read_bounded(path)
-        if content[:2] == b"\x1f\x8b":
-            content = _unpacked(path, content)
-        text = content.decode()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}", field="recording") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no UTF-8 text", field="recording") from error
-    try:
-        document = _loaded(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is no JSON: {error}", field="recording") from error
-    if not isinstance(document, dict):
-        raise BadInput(f"{path} is no JSON object", field="recording")
-    return document
-
-
-def _unpacked(path: Path, content: bytes) -> bytes:
-    unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    try:
-        found = unpack.decompress(content, DOCUMENT_BYTES + 1)
-    except zlib.error as error:
-        raise BadInput(f"{path} is a damaged gzip file: {error}", field="recording") from error
-    if len(found) > DOCUMENT_BYTES:
-        raise BadInput(f"{path} has more than {DOCUMENT_BYTES} bytes when unpacked", field="recording")
-    if not unpack.eof:
-        raise BadInput(f"{path} is a gzip file that was cut", field="recording")
     return found
 
 
@@ -141,7 +109,7 @@ def _of_export(name: str, sets: Sequence[TrialSet]) -> tuple[Recording, ...]:
     for each in sets:
         trials = each.one_a_config()
         configs = [{"implementation": trial.config.implementation, **trial.config.values} for trial in trials]
-        times = [None if trial.time_us is None else trial.time_us / 1e3 for trial in trials]
+        times = [None if isinstance(trial.outcome, Failure) else trial.outcome.time_us / 1e3 for trial in trials]
         title = name if len(sets) == 1 else f"{name}:{each.title(sets)}"
         parameters = list(dict.fromkeys(parameter for config in configs for parameter in config))
         found.append(_recording(title, each.problem.kernel, each.device.name, parameters, configs, times))

@@ -7,25 +7,22 @@ values of every parameter that occur in them.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tunedex.core.canonical import finite
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device, Environment
 from tunedex.core.errors import BadInput
-from tunedex.core.files import write_whole
 from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.core.problem import Problem
 from tunedex.core.typed import check_types
 from tunedex.db import Store
 from tunedex.db.documents import problem_document, trial_document
 from tunedex.db.records import Stage, Trial
+from tunedex.interop.packed import document_in, read_document, write_document
 
 TRIALS_FORMAT = "tunedex-trials"
 TRIALS_VERSION = 1
@@ -62,18 +59,26 @@ class TrialSet:
                 chosen[trial.config] = trial
         return list(chosen.values())
 
-    def title(self, among: Sequence[TrialSet]) -> str:
-        """The problem, and what tells this set from others of it ``among`` several."""
+    def title(self, among: Sequence[TrialSet], *, device: bool = False) -> str:
+        """The problem, and what tells this set from others of it ``among`` several; with ``device`` its key in any
+        case."""
         parts = [str(self.problem)]
         same = [each for each in among if each.problem == self.problem]
-        for own, every in (
-            (self.device.key, {each.device.key for each in same}),
-            (self.environment, {each.environment for each in same}),
-            (self.kernel_version, {each.kernel_version for each in same}),
-        ):
-            if len(every) > 1:
-                parts.append(own)
-        return "@".join(parts)
+        if device or len({each.device.key for each in same}) > 1:
+            parts.append(self.device.key)
+        if len({each.environment for each in same}) > 1:
+            parts.append(self.environment)
+        if len({each.kernel_version for each in same}) > 1:
+            parts.append(self.kernel_version)
+        return " @ ".join(parts)
+
+    def space(self) -> dict[str, list[Value]]:
+        """The values of every parameter that occur, in ascending order where they are numbers."""
+        values: dict[str, dict[Value, None]] = {}
+        for trial in self.trials:
+            for name, value in trial.config.to_dict().items():
+                values.setdefault(name, {})[value] = None
+        return {name: _ascending(list(found)) for name, found in values.items()}
 
     def to_dict(self) -> dict[str, Any]:
         attributes = {name: value for name, value in self.device.attributes.items() if name not in _OF_ONE_BOARD}
@@ -83,7 +88,7 @@ class TrialSet:
             "kernel": self.problem.kernel,
             "kernel_version": self.kernel_version,
             "problem": problem_document(self.problem),
-            "space": self._space(),
+            "space": self.space(),
             "trials": [_trial_document(trial) for trial in self.trials],
         }
 
@@ -114,14 +119,6 @@ class TrialSet:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise BadInput(f"a set of trials in it cannot be read: {what}", field="trials") from error
         return found
-
-    def _space(self) -> dict[str, list[Value]]:
-        """The values of every parameter that occur, in ascending order where they are numbers."""
-        values: dict[str, dict[Value, None]] = {}
-        for trial in self.trials:
-            for name, value in trial.config.to_dict().items():
-                values.setdefault(name, {})[value] = None
-        return {name: _ascending(list(found)) for name, found in values.items()}
 
     def _trial(self, data: Mapping[str, Any]) -> Trial:
         failure, measurement = data["failure"], data["measurement"]
@@ -189,15 +186,36 @@ def trial_sets_of(document: Mapping[str, Any]) -> list[TrialSet]:
     return [TrialSet.from_dict(each) for each in document["sets"]]
 
 
+def read_trial_sets(path: Path) -> list[TrialSet]:
+    """The sets in a file that `write_trial_sets` has written.
+
+    Raises:
+        BadInput: it cannot be read, or is another.
+    """
+    document = read_document(path)
+    try:
+        return trial_sets_of(document)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}", field="file") from error
+
+
 def write_trial_sets(path: Path, sets: Sequence[TrialSet]) -> None:
     """Write an export, whole or not at all, packed where its name ends in ``.gz``. Equal trials give an equal file.
 
     Raises:
         OSError: it cannot be written.
     """
-    document = {"format": TRIALS_FORMAT, "version": TRIALS_VERSION, "sets": [each.to_dict() for each in sets]}
-    content = json.dumps(finite(document), separators=(",", ":")).encode() + b"\n"
-    write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    write_document(
+        path, {"format": TRIALS_FORMAT, "version": TRIALS_VERSION, "sets": [each.to_dict() for each in sets]}
+    )
+
+
+def is_export(content: bytes) -> bool:
+    """Whether the bytes of a file are those of an export."""
+    try:
+        return document_in(content).get("format") == TRIALS_FORMAT
+    except ValueError:
+        return False
 
 
 def _trial_document(trial: Trial) -> dict[str, Any]:
@@ -206,4 +224,4 @@ def _trial_document(trial: Trial) -> dict[str, Any]:
 
 def _ascending(values: list[Value]) -> list[Value]:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return sorted(values) if numbers else values  # type: ignore[type-var]
+    return sorted(values) if numbers else values

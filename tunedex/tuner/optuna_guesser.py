@@ -78,9 +78,7 @@ class OptunaGuesser:
 
     def add(self, point: int, value: float | None) -> None:
         params = dict(zip(self._names, self._codes[point], strict=True))
-        self._study.add_trial(
-            create_trial(params=params, distributions=self._distributions, value=self._told(value))
-        )
+        self._study.add_trial(create_trial(params=params, distributions=self._distributions, value=self._told(value)))
 
     def _told(self, value: float | None) -> float:
         """What the study minimises; a failure is worse than everything that ran."""
