@@ -37,3 +37,36 @@ def test_the_quick_benchmark(tmp_path: Path) -> None:
     (exported,) = read_trial_sets(out.with_suffix(".trials.json.gz"))
     assert len(exported.trials) == document["trials"]
     assert sum(trial.stage is Stage.SEARCH for trial in exported.trials) == 4
+
+
+def test_the_benchmark_of_searches(tmp_path: Path) -> None:
+    folder, out, raw = tmp_path / "recordings", tmp_path / "results" / "search.json", tmp_path / "raw.json"
+    folder.mkdir()
+    for name, slope in (("bowl__A", 1), ("bowl__B", 2)):
+        times = {(x, y): 1.0 + slope * abs(x - 5) + abs(y - 3) for x in range(8) for y in range(8)}
+        entries = {f"{x},{y}": {"x": x, "y": y, "time": time} for (x, y), time in times.items()}
+        head = {"device_name": name, "kernel_name": "bowl", "tune_params_keys": ["x", "y"]}
+        (folder / f"{name}.json").write_text(json.dumps({**head, "cache": entries}))
+
+    def ran(samplers: str) -> str:
+        options = ["--recordings", str(folder), "--seeds", "6", "--out", str(out), "--raw", str(raw)]
+        command = [sys.executable, str(ROOT / "benchmarks" / "search.py"), *options, "--samplers", samplers]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "mean loss, 2 spaces" in ran("random")
+    kept = json.loads(out.read_text())["recordings"]["bowl__A"]["random"]
+    ran("tpe")
+    document = json.loads(out.read_text())
+    assert {"device", "environment", "date", "command", "recordings", "warm", "near", "ms_per_trial"} <= set(document)
+    assert document["recordings"]["bowl__A"]["random"] == kept
+    for recording in ("bowl__A", "bowl__B"):
+        cells = document["recordings"][recording]
+        assert set(cells) == {"random", "tpe"}
+        for cell in cells.values():
+            assert list(cell["loss"]) == ["10", "20", "50", "100", "200"]
+            assert cell["loss"]["100"] == 0  # of 64 configs, all were tried
+            assert (cell["configs"], cell["seeds"]) == (64, 6)
+    assert set(document["summary"]["mean_loss"]["50"]) == {"random", "tpe"}
+    assert len(json.loads(raw.read_text())["bowl__A"]["tpe"]["loss"]["10"]) == 6

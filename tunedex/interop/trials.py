@@ -112,9 +112,6 @@ class TrialSet:
             )
             found = replace(found, trials=tuple(found._trial(trial) for trial in data["trials"]))
             check_types(found)
-            for trial in found.trials:
-                if isinstance(trial.outcome, Measurement):
-                    trial.outcome.check()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise BadInput(f"a set of trials in it cannot be read: {what}", field="trials") from error
@@ -124,6 +121,13 @@ class TrialSet:
         failure, measurement = data["failure"], data["measurement"]
         if (failure is None) is (measurement is None):
             raise ValueError("of measurement and failure one is null")
+        outcome: Measurement | Failure
+        if failure is None:
+            outcome = Measurement.from_dict(measurement)
+            check_types(outcome)
+            outcome.check()
+        else:
+            outcome = Failure(FailureKind(failure["kind"]), failure["detail"])
         created_at = data.get("created_at")
         return Trial(
             problem=self.problem,
@@ -131,9 +135,7 @@ class TrialSet:
             environment=self.environment,
             kernel_version=self.kernel_version,
             config=Config.from_dict(data["config"]),
-            outcome=Measurement.from_dict(measurement)
-            if failure is None
-            else Failure(FailureKind(failure["kind"]), failure["detail"]),
+            outcome=outcome,
             stage=Stage(data["stage"]),
             warm_us=data.get("warm_us"),
             clock_mhz=data.get("clock_mhz"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -39,17 +40,13 @@ class OptunaGuesser:
     """The sampler of that name on ``points``, by the interface of `Guesser`.
 
     Raises:
-        CannotRun: the sampler needs a package that is not installed.
+        CannotRun: the sampler needs a package that is not installed; raised where it first does.
     """
 
     def __init__(self, name: str, points: Points, seed: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            try:
-                sampler = OPTUNA_SAMPLERS[name](seed)
-            except ImportError as error:
-                missing = getattr(error.__cause__ or error, "name", None) or "a package"
-                raise CannotRun(f"Optuna's sampler {name} needs {missing}, which is not installed") from error
+        self._name = name
+        with self._told_of():
+            sampler = OPTUNA_SAMPLERS[name](seed)
         self._study = optuna.create_study(sampler=sampler)
         self._constrained = name in _CONSTRAINED
         self._names = [parameter.name for parameter in points.parameters]
@@ -60,8 +57,7 @@ class OptunaGuesser:
         self._worst = -math.inf
 
     def ask(self) -> int | None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with self._told_of():
             self._trial = self._study.ask(self._distributions)
         return self._places.get(tuple(self._trial.params[name] for name in self._names))
 
@@ -79,6 +75,18 @@ class OptunaGuesser:
     def add(self, point: int, value: float | None) -> None:
         params = dict(zip(self._names, self._codes[point], strict=True))
         self._study.add_trial(create_trial(params=params, distributions=self._distributions, value=self._told(value)))
+
+    @contextmanager
+    def _told_of(self) -> Iterator[None]:
+        """Say of a package that is absent, which a sampler may look for as late as it needs it, that it is; and nothing
+        of what is experimental."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            try:
+                yield
+            except ImportError as error:
+                missing = getattr(error, "name", None) or "a package"
+                raise CannotRun(f"Optuna's sampler {self._name} needs {missing}, which is not installed") from error
 
     def _told(self, value: float | None) -> float:
         """What the study minimises; a failure is worse than everything that ran."""
