@@ -33,6 +33,7 @@ from tunedex.interop.recordings import Recording, read_recordings
 from tunedex.tuner.devices import detect, environment_of
 from tunedex.tuner.replay import Landscape, Replay, Result, replay
 from tunedex.tuner.samplers import replay_sampler
+from tunedex.tuner.search.points import ABSENT
 from tunedex.tuner.settings import SETTINGS
 
 HERE = Path(__file__).resolve().parent
@@ -59,9 +60,9 @@ STRATEGIES = (
 )
 PREFIX = "kernel_tuner."
 SAMPLERS = (OURS, "random", *OPTUNA, *(PREFIX + name for name in STRATEGIES))
-#: A peer that takes longer a seed is run with the first seeds alone.
-PATIENCE_S = 2.0
+#: Seeds of the first round, and of a peer that takes longer a seed than ``--patience``.
 FIRST_SEEDS = 5
+PATIENCE_S = 2.0
 #: Ours may be this much behind the best of a cell.
 MARGIN = 0.01
 
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="recordings, by name, separated by commas; default all")
     parser.add_argument("--samplers", default="", help="samplers to run again, separated by commas; 'warm' is one")
     parser.add_argument("--seeds", type=int, default=SETTINGS.replaying.seeds)
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds a seed of a peer that gets all")
     parser.add_argument("--kernel-tuner", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "search.json")
     parser.add_argument("--raw", type=Path, help="where the losses of every seed go, which --out has no room for")
@@ -86,7 +88,7 @@ def main() -> int:
     if not landscapes:
         parser.error(f"there is no recording in {options.recordings}")
     peer = KernelTuner(options.kernel_tuner)
-    bench = Bench(options.out, options.raw, peer)
+    bench = Bench(options.out, options.raw, peer, options.patience)
     samplers = [name for name in asked or SAMPLERS if name in SAMPLERS]
     if not peer.version:
         print(f"{options.kernel_tuner} has no kernel_tuner; its strategies are left out", file=sys.stderr)
@@ -135,9 +137,11 @@ class KernelTuner:
 
     def replays(self, strategy: str, landscape: Landscape, seeds: int) -> list[Replay] | str:
         """A replay a seed; or why there is none."""
+        if (landscape.points.codes == ABSENT).any():
+            return "Kernel Tuner has no configs that lack a parameter of others"
         with tempfile.TemporaryDirectory() as folder:
             cache = Path(folder) / "recording.json"
-            cache.write_text(json.dumps(cache_of(landscape.recording)))
+            cache.write_text(json.dumps(cache_of(landscape)))
             task = {"cache": str(cache), "strategy": strategy, "seeds": seeds, "trials": SETTINGS.replaying.trials}
             command = [self._python, str(HERE / "kernel_tuner_peer.py")]
             done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=False)
@@ -149,10 +153,10 @@ class KernelTuner:
         return [Replay(tuple(run["trace"]), run["seconds"]) for run in runs]
 
 
-def cache_of(recording: Recording) -> dict[str, Any]:
-    """``recording`` as Kernel Tuner's cache, its parameters reduced to the values that occur: the product of those
-    that are declared may be a thousand times larger."""
-    values = {name: sorted({config[name] for config in recording.configs}) for name in recording.parameters}
+def cache_of(landscape: Landscape) -> dict[str, Any]:
+    """A recording as Kernel Tuner's cache, its parameters reduced to the values that occur: the product of those that
+    are declared may be a thousand times larger."""
+    recording = landscape.recording
     entries = {
         ",".join(str(config[name]) for name in recording.parameters): {
             **config,
@@ -165,7 +169,7 @@ def cache_of(recording: Recording) -> dict[str, Any]:
         "kernel_name": recording.kernel,
         "problem_size": 1,
         "tune_params_keys": list(recording.parameters),
-        "tune_params": values,
+        "tune_params": {parameter.name: parameter.values for parameter in landscape.points.parameters},
         "objective": "time",
         "cache": entries,
     }
@@ -174,8 +178,8 @@ def cache_of(recording: Recording) -> dict[str, Any]:
 class Bench:
     """The document of the results, written after every cell, and what fills it."""
 
-    def __init__(self, out: Path, raw: Path | None, peer: KernelTuner) -> None:
-        self._out, self._raw, self._peer = out, raw, peer
+    def __init__(self, out: Path, raw: Path | None, peer: KernelTuner, patience_s: float) -> None:
+        self._out, self._raw, self._peer, self._patience_s = out, raw, peer, patience_s
         self.document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
         self._losses: dict[str, Any] = json.loads(raw.read_text()) if raw and raw.exists() else {}
         self._done: set[tuple[str, str]] = set()
@@ -183,7 +187,7 @@ class Bench:
     def cell(self, landscape: Landscape, name: str, seeds: int, *, again: bool) -> None:
         """Run sampler ``name`` on ``landscape``, unless its results are there."""
         known: Cell = self._cells(landscape).get(name, {})
-        slow = name not in (OURS, "random") and known.get("s_per_seed", 0.0) > PATIENCE_S
+        slow = name not in (OURS, "random") and known.get("s_per_seed", 0.0) > self._patience_s
         if (not again or (landscape.recording.name, name) in self._done) and (
             "error" in known or known.get("seeds", 0) >= seeds or (slow and known)
         ):

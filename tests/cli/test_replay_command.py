@@ -83,6 +83,10 @@ def test_no_database_is_read(recording: Path, monkeypatch: pytest.MonkeyPatch) -
         (["--sampler", "best"], "--sampler best is unknown; known are auto, random"),
         (["--trials", "0"], "--trials 0 is not at least 1"),
         (["--seeds", "-1"], "--seeds -1 is not at least 1"),
+        (
+            ["--sampler", "tpe", "--warm", "slope.json"],
+            "--warm is for the sampler auto; tpe learns from its own trials",
+        ),
         (["--warm", "nowhere.json"], "nowhere.json cannot be read: No such file or directory"),
         (["nowhere.json"], "nowhere.json cannot be read: No such file or directory"),
     ],

@@ -56,6 +56,8 @@ def replay_recordings(
     from tunedex.tuner.settings import SETTINGS
 
     check_sampler(sampler)
+    if warm and sampler != "auto":
+        raise BadInput(f"--warm is for the sampler auto; {sampler} learns from its own trials alone", field="warm")
     trials = _positive("trials", SETTINGS.replaying.trials if trials is None else trials)
     seeds = _positive("seeds", SETTINGS.replaying.seeds if seeds is None else seeds)
     known = _read(warm or [])
