@@ -15,7 +15,7 @@ import random
 import sys
 import time
 import warnings
-from typing import Any
+from typing import Any, TextIO
 
 import kernel_tuner
 import numpy as np
@@ -36,13 +36,30 @@ def main() -> int:
     arguments = space_of(cache, task["cache"])
     prepare(cache, arguments)
     for seed in range(task["seeds"]):
-        start = time.monotonic()
-        try:
-            trace = run(task["strategy"], seed, task["trials"], arguments, places)
-        except Exception as error:  # noqa: BLE001 - a strategy that does not run here is named, and left out
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
+        # Each run in a process of its own: a space remembers which neighbours it has given away, and a run that
+        # inherits that from the one before is led to where that one was.
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = report(task, seed, arguments, places, out)
+            finally:
+                out.flush()
+                os._exit(code)
+        if os.waitpid(child, 0)[1]:
             break
-        print(json.dumps({"seconds": time.monotonic() - start, "trace": trace}), file=out)
+    return 0
+
+
+def report(task: dict[str, Any], seed: int, arguments: dict[str, Any], places: dict[str, int], out: TextIO) -> int:
+    """Run one seed and write its line to ``out``; 0, or 1 where the strategy does not run."""
+    start = time.monotonic()
+    try:
+        trace = run(task["strategy"], seed, task["trials"], arguments, places)
+    except Exception as error:  # noqa: BLE001 - a strategy that does not run here is named, and left out
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
+        return 1
+    print(json.dumps({"seconds": time.monotonic() - start, "trace": trace}), file=out)
     return 0
 
 
