@@ -107,7 +107,7 @@ class Searching:
     those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
     ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
     unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
-    time.
+    time. Before all that come the default, the library call and the ``winners`` first of what is published.
     """
 
     startup_share: float = 0.25
@@ -117,6 +117,7 @@ class Searching:
     step_factor: float = 0.2
     other_share: float = 0.2
     most_points: int = 8192
+    winners: int = 8
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class TaskRun:
     def search(self, seconds: float | None = None) -> None:
         """Search until the trials, the space or ``seconds`` (None: without bound) run out.
 
-        The default and the library call are measured even when the time is over: without them nothing can be said
-        to be better than what the user has.
+        The default, the library call and what is served are measured even when the time is over: without them nothing
+        can be said to be better than what the user has.
         """
         c = self._c
         end = math.inf if seconds is None else c.budget.clock() + seconds
@@ -213,7 +213,20 @@ class TaskRun:
     def _recalled(self) -> Search:
         """The task's search as it stands after what was tried so far, in this sweep or before."""
         effort = self._c.effort
-        search = Search(list(self._spaces.values()), sampler=effort.sampler, trials=effort.trials, seed=effort.seed)
+        # In a new environment, or with a new version of the kernel, what is served has no time yet.
+        most = SETTINGS.searching.winners
+        winners = [
+            Candidate(problem, row.config)
+            for problem in self._task.problems
+            for row in self._history.incumbent(problem)[:most]
+        ]
+        search = Search(
+            list(self._spaces.values()),
+            sampler=effort.sampler,
+            trials=effort.trials,
+            seed=effort.seed,
+            winners=winners,
+        )
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
