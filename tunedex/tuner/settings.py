@@ -160,12 +160,14 @@ class Timeouts:
 class Worker:
     """What is watched of a child process.
 
-    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept.
-    Above ``memory_share`` of the machine's memory it is killed, which takes at most ``kill_s``.
+    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept, and
+    the first ``message_characters`` of what was raised in it. Above ``memory_share`` of the machine's memory it is
+    killed, which takes at most ``kill_s``.
     """
 
     beat_s: float = 0.5
     tail_bytes: int = 4_000
+    message_characters: int = 500
     memory_share: float = 0.85
     kill_s: float = 10.0
 
