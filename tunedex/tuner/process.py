@@ -59,6 +59,8 @@ class _Running:
     lifeline: Connection
     pulse: Pulse
     tail: Tail
+    #: How many calls it has answered.
+    answered: int = 0
     #: How many processes the kernel had killed for want of memory when the call under way began.
     kills_before: int = 0
 
@@ -136,7 +138,9 @@ class ChildProcess:
             running.calls.send((method, arguments))
         except (BrokenPipeError, ConnectionResetError):
             raise self._died(running, method) from None
-        return self._receive(running, method, timeout_s)
+        answer = self._receive(running, method, timeout_s)
+        running.answered += 1
+        return answer
 
     def start(self) -> None:
         """Start the child unless one runs, so that the next call need not.
@@ -151,6 +155,16 @@ class ChildProcess:
     @property
     def running(self) -> bool:
         return self._running is not None
+
+    @property
+    def answered(self) -> int:
+        """How many calls the child that runs has given a result of."""
+        return self._running.answered if self._running else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the child holds, with what it started; 0 where none runs."""
+        return _RESIDENTS.bytes_of(self._running.pid) if self._running else 0
 
     def close(self) -> None:
         """Kill the child and what it started, if one runs."""
@@ -213,7 +227,7 @@ class ChildProcess:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             ours.pop_all()
-            return _Running(process, calls, lifeline, pulse, tail, memory_kills())
+            return _Running(process, calls, lifeline, pulse, tail, kills_before=memory_kills())
 
     def _receive(self, running: _Running, method: str, timeout_s: float) -> Any:
         try:

@@ -257,6 +257,10 @@ class Settings:
     #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
     compiler_bytes: int = 2 * 2**30
     compiler_limit_bytes: int = 8 * 2**30
+    #: A compiling process that holds more, or has compiled so many configs, is replaced before the next: what compilers
+    #: keep would be laid on a config that needs little.
+    compiler_renewed_bytes: int = 2 * 2**30
+    compiler_renewed_configs: int = 500
     #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
     memory_poll_s: float = 0.5
     memory_settles_s: float = 10.0

@@ -87,7 +87,7 @@ class DeviceSweep:
         try:
             with (
                 self._recorded(tasks, options, lambda: self._report.complete) as sweep,
-                compile_pool(self._device, self._timeouts) as pool,
+                compile_pool(self._device, self._timeouts, len(self._devices)) as pool,
             ):
                 self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
