@@ -250,6 +250,8 @@ class Settings:
     profiling: Profiling = Profiling()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
+    #: For how long what a sweep reads and writes is tried again while its database is away, in a restart for instance.
+    store_patience_s: float = 600.0
     #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.
     stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
