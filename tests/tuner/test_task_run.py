@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,13 @@ from simulated import Simulation, task_of
 from sweeping import trials_in
 
 from tunedex.core.config import Config
+from tunedex.core.errors import DatabaseError
 from tunedex.core.measurement import Measurement
-from tunedex.db import open_store
+from tunedex.db import engine, open_store
 from tunedex.db.records import Stage
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.nvml import Sample
-from tunedex.tuner.report import Effort
+from tunedex.tuner.report import Effort, Progress
 
 STATES = (Sample(1980, 51, ""), Sample(1980, 60, "power_cap"), Sample(1600, 83, "thermal", contended=True), Sample())
 
@@ -43,3 +48,48 @@ def test_a_trial_is_stored_with_the_state_that_its_device_was_in(
         assert isinstance(trial.outcome, Measurement)
         state = Sample(trial.clock_mhz, trial.temperature_c, trial.throttle, trial.contended)
         assert state == given[trial.config]
+
+
+def test_a_database_that_is_away_for_a_while_costs_a_sweep_nothing(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program keeps the file locked for longer than a connection waits."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.02)
+    holder = sqlite3.connect(tmp_path / "tunedex.db", isolation_level=None, check_same_thread=False)
+    releases: list[threading.Timer] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.done == 3 and not releases:
+            holder.execute("BEGIN IMMEDIATE")
+            releases.append(threading.Timer(0.5, holder.execute, ["COMMIT"]))
+            releases[0].start()
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        report = Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        searched = [trial.config for trial in trials_in(store) if trial.stage is Stage.SEARCH]
+    releases[0].join()
+    holder.close()
+    assert report.complete
+    assert len(searched) == len(set(searched)) == 8
+
+
+def test_a_sweep_that_is_interrupted_waits_for_no_database(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file stays locked: the sweep ends all the same, with what it has."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.02)
+    holder = sqlite3.connect(tmp_path / "tunedex.db", isolation_level=None, check_same_thread=False)
+    waiting = threading.Event()
+
+    def watch(progress: Progress) -> None:
+        if progress.done == 3 and not waiting.is_set():
+            holder.execute("BEGIN IMMEDIATE")
+            waiting.set()
+            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        with pytest.raises((KeyboardInterrupt, DatabaseError)):
+            Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        holder.execute("COMMIT")
+        assert len(trials_in(store)) == 3
+    holder.close()

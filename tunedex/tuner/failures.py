@@ -7,6 +7,7 @@ import torch
 from tunedex.core.display import one_line
 from tunedex.core.measurement import Failure, FailureKind
 from tunedex.kernels.base import CompileError, OverLimit
+from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import CaptureError
 
 #: Failures after which the measuring process is not to be trusted: what sticks to it would be held against others.
@@ -25,9 +26,10 @@ _TELLTALES = (
 )
 
 
-def failure_of(error: Exception) -> Failure:
-    """The kind of failure that an exception of a candidate is, with its words in one line."""
-    text = one_line(error)[:500]
+def failure_of(error: Exception, *, otherwise: FailureKind = FailureKind.CRASH) -> Failure:
+    """The kind of failure that an exception of a candidate is, with its words in one line; ``otherwise`` is the kind of
+    one that says nothing of it."""
+    text = one_line(error)[: SETTINGS.worker.message_characters]
     name = type(error).__name__
     if isinstance(error, OverLimit) or name == "OutOfResources":
         kind = FailureKind.OUT_OF_RESOURCES
@@ -38,5 +40,5 @@ def failure_of(error: Exception) -> Failure:
     elif isinstance(error, torch.OutOfMemoryError | MemoryError):
         kind = FailureKind.OOM
     else:
-        kind = next((kind for words, kind in _TELLTALES if words in text.lower()), FailureKind.CRASH)
-    return Failure(kind, f"{name}: {text}")
+        kind = next((kind for words, kind in _TELLTALES if words in text.lower()), otherwise)
+    return Failure(kind, f"{name}: {text}" if text else name)

@@ -12,6 +12,7 @@ from tunedex.core.row import Row
 from tunedex.db.records import Stage, Trial
 from tunedex.kernels.forward import mapped_forward
 from tunedex.tuner.context import Context
+from tunedex.tuner.faults import laid_on_the_problem
 from tunedex.tuner.tasks import Task
 
 #: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
@@ -94,10 +95,15 @@ class History:
         return min(times, default=None)
 
     def incumbent(self, problem: Problem) -> Sequence[Row]:
-        """What is published of ``problem``, configs spelled as the kernel spells them now."""
+        """What is published of ``problem``, configs spelled as the kernel spells them now.
+
+        Raises:
+            NotOpened: the kernel's own code that spells them fails.
+        """
         with self._c.ledger.of("store"):
             rows = self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
-        return mapped_forward(self._task.kernel, rows)
+        with laid_on_the_problem("what is published cannot be read"):
+            return mapped_forward(self._task.kernel, rows)
 
     def _stored(self, problem: Problem) -> list[Trial]:
         return self._c.store.trials_of(

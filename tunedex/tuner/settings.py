@@ -107,7 +107,7 @@ class Searching:
     those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
     ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
     unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
-    time.
+    time. Before all that come the default, the library call and the ``winners`` first of what is published.
     """
 
     startup_share: float = 0.25
@@ -117,6 +117,7 @@ class Searching:
     step_factor: float = 0.2
     other_share: float = 0.2
     most_points: int = 8192
+    winners: int = 8
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,14 @@ class Timeouts:
 class Worker:
     """What is watched of a child process.
 
-    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept.
-    Above ``memory_share`` of the machine's memory it is killed, which takes at most ``kill_s``.
+    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept, and
+    the first ``message_characters`` of what was raised in it. Above ``memory_share`` of the machine's memory it is
+    killed, which takes at most ``kill_s``.
     """
 
     beat_s: float = 0.5
     tail_bytes: int = 4_000
+    message_characters: int = 500
     memory_share: float = 0.85
     kill_s: float = 10.0
 
@@ -265,6 +268,8 @@ class Settings:
     replaying: Replaying = Replaying()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
+    #: For how long what a sweep reads and writes is tried again while its database is away, in a restart for instance.
+    store_patience_s: float = 600.0
     #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.
     stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
@@ -272,6 +277,10 @@ class Settings:
     #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
     compiler_bytes: int = 2 * 2**30
     compiler_limit_bytes: int = 8 * 2**30
+    #: A compiling process that holds more, or has compiled so many configs, is replaced before the next: what compilers
+    #: keep would be laid on a config that needs little.
+    compiler_renewed_bytes: int = 2 * 2**30
+    compiler_renewed_configs: int = 500
     #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
     memory_poll_s: float = 0.5
     memory_settles_s: float = 10.0

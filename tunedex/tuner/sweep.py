@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from tunedex.core.device import Environment
-from tunedex.db import Store
+from tunedex.db import Patience, Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
 from tunedex.tuner.budget import Budget
@@ -63,7 +63,9 @@ class DeviceSweep:
         make: Callable[[DetectedDevice, Timeouts], BenchProcess] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        # Whoever waits for the database is not waited for when the sweep ends.
+        self._ending = threading.Event()
+        self._store = store.patient(Patience(SETTINGS.store_patience_s, self._ending.wait))
         self._devices = (detected, *others)
         self._device = detected.device
         self._environment = environment
@@ -87,7 +89,7 @@ class DeviceSweep:
         try:
             with (
                 self._recorded(tasks, options, lambda: self._report.complete) as sweep,
-                compile_pool(self._device, self._timeouts) as pool,
+                compile_pool(self._device, self._timeouts, len(self._devices)) as pool,
             ):
                 self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
@@ -119,6 +121,7 @@ class DeviceSweep:
         self, tasks: Sequence[Task], queue: TaskQueue, budget: Budget, sweep: int, pool: CompilePool | None
     ) -> None:
         """Have every device work in a thread of its own until there is no more to do."""
+        self._ending.clear()
         ledgers = [Ledger(self._clock) for _ in self._devices]
         workers = [self._worker(found, ledger) for found, ledger in zip(self._devices, ledgers, strict=True)]
 
@@ -146,6 +149,7 @@ class DeviceSweep:
                     for future in done:
                         future.result()
             except BaseException:
+                self._ending.set()
                 queue.stop()
                 for worker in workers:
                     worker.stop()
