@@ -129,8 +129,9 @@ class SimulatedProcess:
         policy: Policy | None,
         *,
         timeout_s: float,
-    ) -> None:
+    ) -> Policy:
         self._s.now += self._s.open_s
+        return policy or Policy.EAGER_WARM
 
     def _busy(self, *, timeout_s: float) -> Busy:
         return Busy()

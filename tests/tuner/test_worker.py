@@ -12,7 +12,7 @@ import pytest
 
 from tunedex.core.config import Config
 from tunedex.core.errors import BadInput
-from tunedex.core.measurement import Failure, FailureKind, Resources
+from tunedex.core.measurement import Failure, FailureKind, Policy, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner.process import ChildProcess
@@ -36,14 +36,21 @@ class Subject:
         if not allowed.exists():
             raise RuntimeError("not allowed")
         self._allowed = allowed
+        self._bounds: list[float | None] = []
 
-    def open(self, *arguments: object) -> None:
+    def open(
+        self, problem: Problem, max_error: float | None, floor_us: float, ceilings: Ceilings, policy: Policy | None
+    ) -> Policy:
         if not self._allowed.exists():
             raise RuntimeError("no memory")
-        if arguments[0] == REFUSED:
+        if problem == REFUSED:
             raise BadInput("x has no stride", field="x")
+        self._bounds.append(max_error)
+        return policy or Policy.EAGER_WARM
 
     def measure(self, config: Config, resources: Resources, best_us: object) -> tuple[object, object]:
+        if config.implementation == "tells":
+            return self._bounds, None
         if config.implementation == "sleeps":
             time.sleep(600)
         if config.implementation == "refuses":
@@ -128,6 +135,14 @@ def test_one_that_cannot_be_started_ahead_is_started_when_needed(
     worker.renew()
     allowed.touch()
     assert pid_of(worker) != first
+
+
+def test_a_problem_is_opened_once_under_each_bound_and_policy(worker_of: Callable[[bool], Worker]) -> None:
+    worker = worker_of(False)
+    for bound, policy in ((None, None), (None, Policy.EAGER_WARM), (0.5, None), (0.5, Policy.EAGER_COLD), (None, None)):
+        for _ in range(2):
+            worker.open(PROBLEM, bound, 0.0, CEILINGS, policy)
+    assert worker.measure(Config("tells"), Resources(), {}, START_S)[0] == [None, 0.5, 0.5, None]
 
 
 def test_closing_ends_one_that_is_being_started(worker_of: Callable[[bool], Worker]) -> None:

@@ -115,10 +115,10 @@ class Bench:
         floor_us: float,
         measured: Ceilings | None = None,
         policy: Policy | None = None,
-    ) -> None:
+    ) -> Policy:
         """Make ``problem`` the one that is measured: inputs, references, outputs, and the policy that all of its
         trials are timed under. ``floor_us`` is its shortest time at the ceilings, which are ``measured``; ``policy`` is
-        that of its trials so far, by default what its floor says. The device is warm when it returns."""
+        that of its trials so far, by default what its floor says. The device is warm when it returns the policy."""
         phase("open")
         self._close()
         kernel = get_kernel(problem.kernel)
@@ -146,6 +146,7 @@ class Bench:
         load.contended(self._device)  # the next look tells of what happens from here on
         # Not when the process starts: another one may be measuring then.
         self._warm_up(self._timing.warm_up_s)
+        return policy
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float]

@@ -75,7 +75,8 @@ class Worker:
         self._ledger = ledger
         self._standby = Standby(self._made.new) if standby else None
         self._process = self._made.new()
-        self._opened: str | None = None
+        #: What was opened last, under which bound on the error and which policy.
+        self._opened: tuple[Problem, float | None, Policy] | None = None
         self._searched = False
         #: Which process it is, counted from 0: times of different processes differ by more than within one.
         self.generation = 0
@@ -107,14 +108,17 @@ class Worker:
         ceilings: Ceilings,
         policy: Policy | None = None,
     ) -> None:
-        """Make ``problem`` the one that is measured, if it is not; see `Bench.open`.
+        """Make ``problem`` the one that is measured, unless it is already, under this bound and this policy; see
+        `Bench.open`.
 
         Raises:
             NotOpened: it cannot be.
             DeviceLost: no process can be started.
         """
-        if self._opened == problem.key and self._process.running:
-            return
+        if self._opened is not None and self._process.running:
+            opened, bound, under = self._opened
+            if (opened, bound) == (problem, max_error) and policy in (None, under):
+                return
         try:
             self._open(problem, max_error, floor_us, ceilings, policy)
         except ProcessFailure as failure:
@@ -124,7 +128,6 @@ class Worker:
                 self._open(problem, max_error, floor_us, ceilings, policy)
             except ProcessFailure as again:
                 raise NotOpened(f"cannot be set up: {again}") from again
-        self._opened = problem.key
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float], timeout_s: float
@@ -181,17 +184,19 @@ class Worker:
             self._standby.close()
         self._made.close()
 
-    def _open(self, problem: Problem, *arguments: Any) -> None:
+    def _open(self, problem: Problem, max_error: float | None, *arguments: Any) -> None:
         self._start()
+        self._opened = None
         with self._ledger.of("open"):
             try:
-                self._process.call("open", problem, *arguments, timeout_s=self._timeouts.open_s)
+                policy = self._process.call("open", problem, max_error, *arguments, timeout_s=self._timeouts.open_s)
             except ProcessFailure:
                 self._failed()
                 raise
             except TunedexError as error:  # the kernel's own, of ours too: its `problem_of` may raise `BadInput`
                 self._failed()
                 raise NotOpened(f"cannot be set up: {error}") from error
+        self._opened = (problem, max_error, policy)
 
     def _start(self) -> None:
         if self._process.running:
