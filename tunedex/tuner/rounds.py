@@ -1,8 +1,8 @@
 """The rounds of a final: one sample of each config a round, until it is settled which of them is the fastest.
 
 Every other round runs in reverse order, so that a drift of the clocks meets all configs alike; and two configs are
-compared by the ratios of their samples of the same rounds, from which a drift cancels. So are their times: a config that
-was left out early is told the time that it would have had in all the leader's rounds.
+compared by the ratios of their samples of the same rounds, from which a drift cancels. So are their times: a config
+that was left out early is told the time that it would have had in all the leader's rounds.
 """
 
 from __future__ import annotations
