@@ -31,6 +31,8 @@ from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_queue import TaskQueue
 from tunedex.tuner.tasks import Task
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 #: Two devices that nobody else has, so that their locks are ours.
 TWO = [DetectedDevice(cpu(), uuid=f"SIM-{os.getpid()}-{n}") for n in range(2)]
 

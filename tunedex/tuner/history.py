@@ -18,6 +18,9 @@ from tunedex.tuner.tasks import Task
 #: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
 Run = tuple[int, int]
 
+#: Failures for want of memory or time, which other work on the device may have taken.
+_WANTING = frozenset({FailureKind.OOM, FailureKind.TIMEOUT, FailureKind.CRASH})
+
 
 class History:
     """The trials of ``task``'s problems, read once and kept up with what `add` stores."""
@@ -27,6 +30,7 @@ class History:
         self._task = task
         with context.ledger.of("store"):
             self._trials = {problem.key: self._stored(problem) for problem in task.problems}
+        #: Of those that were stored here; a task that another device gave back has trials of its own.
         self._generations: dict[int | None, int] = {}
 
     def add(self, trials: Sequence[Trial], generation: int = 0) -> list[Trial]:
@@ -60,8 +64,8 @@ class History:
 
     def runs(self, problem: Problem) -> dict[Config, Run]:
         """Which run of a measuring process the newest time of each config is of, as far as is known: the sweep, and of
-        this one the process."""
-        return {t.config: (t.sweep or 0, self._generations.get(t.id, 0)) for t in self.searched(problem)}
+        this one the process, or another device's (-1)."""
+        return {t.config: (t.sweep or 0, self._generations.get(t.id, -1)) for t in self.searched(problem)}
 
     def newest_final(self, problem: Problem) -> list[Trial]:
         """The trials of the newest final, if nothing was measured since: only times of one run are compared. Empty
@@ -75,11 +79,15 @@ class History:
         disturbed = any(trial.contended for trial in finals)
         return finals if seen > max(measured, default=0) and not disturbed else []
 
-    def refused_too_strictly(self, trial: Trial) -> bool:
-        """Whether ``trial`` failed by a bound on its error that this task does not set."""
-        wrong = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.WRONG_RESULT
-        mine = self._task.max_error
-        return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
+    def says_nothing(self, trial: Trial) -> bool:
+        """Whether ``trial`` failed in a way that says nothing of its config here: by a bound on its error that this
+        task does not set, or for want of what other work on the device may have taken."""
+        if not isinstance(trial.outcome, Failure):
+            return False
+        if trial.outcome.kind is FailureKind.WRONG_RESULT:
+            mine = self._task.max_error
+            return mine is not None and (trial.max_error is None or trial.max_error < mine)
+        return bool(trial.contended) and trial.outcome.kind in _WANTING
 
     def best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -21,8 +22,9 @@ from tunedex.tuner.budget import Budget
 from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.context import Context
-from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.devices import DetectedDevice, sample
 from tunedex.tuner.lock import device_lock, lock_name
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report, Result
 from tunedex.tuner.settings import SETTINGS, Timeouts
@@ -201,7 +203,9 @@ class DeviceSweep:
     def _worker(self, detected: DetectedDevice, ledger: Ledger) -> Worker:
         # On a CPU the start of a process would disturb what is measured meanwhile.
         standby = detected.device.kind == "cuda"
-        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby)
+        # Nor can another process tell a CPU's load from the measuring process's own.
+        look = partial(sample, detected.device) if standby else Sample
+        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby, look=look)
 
     def _context(
         self,

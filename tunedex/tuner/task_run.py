@@ -188,7 +188,8 @@ class TaskRun:
         def call(configs: Sequence[Config]) -> FinalTimes | None:
             self._tell(len(configs), len(configs), "final")
             self._open(problem)
-            return c.worker.final(configs, seconds, known)
+            round_us = sum(measured[config].time_us for config in configs)
+            return c.worker.final(configs, seconds, known, round_us)
 
         held: Held | None = None
         with c.ledger.of("final"), self._at_fault(problem):
@@ -236,7 +237,7 @@ class TaskRun:
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
-                if not self._history.refused_too_strictly(trial):
+                if not self._history.says_nothing(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
 
