@@ -30,6 +30,11 @@ class History:
         self._task = task
         with context.ledger.of("store"):
             self._trials = {problem.key: self._stored(problem) for problem in task.problems}
+        self._best_us: dict[str, dict[bool, float]] = {problem.key: {} for problem in task.problems}
+        self._best_per_item_us: float | None = None
+        for trials in self._trials.values():
+            for trial in trials:
+                self._weigh(trial)
         #: Of those that were stored here; a task that another device gave back has trials of its own.
         self._generations: dict[int | None, int] = {}
 
@@ -41,6 +46,7 @@ class History:
         numbered = [replace(trial, id=id_) for trial, id_ in zip(trials, ids, strict=True)]
         for trial in numbered:
             self._trials[trial.problem.key].append(trial)
+            self._weigh(trial)
             self._generations[trial.id] = generation
         return numbered
 
@@ -91,16 +97,11 @@ class History:
 
     def best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
-        best: dict[bool, float] = {}
-        for trial in self.searched(problem):
-            if isinstance(outcome := trial.outcome, Measurement):
-                best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
-        return best
+        return dict(self._best_us[problem.key])
 
     def best_per_item_us(self) -> float | None:
         """The best time so far for one item of a batch, of all the task's problems, in microseconds."""
-        times = [us for trials in self._trials.values() for t in trials if (us := per_item_us(t)) is not None]
-        return min(times, default=None)
+        return self._best_per_item_us
 
     def incumbent(self, problem: Problem) -> Sequence[Row]:
         """What is published of ``problem``, configs spelled as the kernel spells them now.
@@ -112,6 +113,15 @@ class History:
             rows = self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
         with laid_on_the_problem("what is published cannot be read"):
             return mapped_forward(self._task.kernel, rows)
+
+    def _weigh(self, trial: Trial) -> None:
+        """Keep ``trial``'s time where it is the best so far, which is asked for beside every trial."""
+        item_us = per_item_us(trial)
+        if item_us is not None:
+            self._best_per_item_us = min(item_us, self._best_per_item_us or item_us)
+        if isinstance(outcome := trial.outcome, Measurement) and trial.stage is Stage.SEARCH:
+            best = self._best_us[trial.problem.key]
+            best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
 
     def _stored(self, problem: Problem) -> list[Trial]:
         return self._c.store.trials_of(

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from tunedex.core.device import Environment
+from tunedex.core.errors import DatabaseError
 from tunedex.db import Patience, Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
@@ -188,6 +189,8 @@ class DeviceSweep:
                     self._report.new_trials += run.new_trials if run else 0
                 queue.done(task) if finished else queue.give_back(task)
                 if not finished and following is not None:
+                    if prepared is not None:
+                        prepared.drop()
                     queue.give_back(following)
             task, run = following or queue.take(), prepared
 
@@ -248,15 +251,14 @@ class DeviceSweep:
             store.register_environment(self._environment)
             store.register_signatures(task.kernel.signature for task in tasks)
             sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, {**options, "locks": held}))
-            status = SweepStatus.FAILED
             try:
                 yield sweep
-                status = SweepStatus.DONE if complete() else SweepStatus.PARTIAL
-            except KeyboardInterrupt:
-                status = SweepStatus.INTERRUPTED
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                with suppress(DatabaseError):  # what ended it says more
+                    store.end_sweep(sweep, SweepStatus.INTERRUPTED if interrupted else SweepStatus.FAILED)
                 raise
-            finally:
-                store.end_sweep(sweep, status)
+            store.end_sweep(sweep, SweepStatus.DONE if complete() else SweepStatus.PARTIAL)
 
     def _end_those_killed(self, held: Sequence[str]) -> None:
         """Say of the sweeps that were killed that they are over: those whose locks are among those ``held`` now. In a

@@ -93,7 +93,11 @@ class TaskRun:
                         search.tell(candidate, per_item_us(tried))
                 self._tell(len(search.told), total, "searching")
         finally:
-            self._drop_all_but(frozenset())
+            self.drop()
+
+    def drop(self) -> None:
+        """Have nothing compiled any more that nobody will measure here."""
+        self._drop_all_but(frozenset())
 
     def space(self, problem: Problem) -> Space:
         """The configs of ``problem``, one of the task's."""
@@ -310,9 +314,9 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        with laid_on_the_problem("cannot be set up"):
+        with self._c.ledger.of("search"), laid_on_the_problem("cannot be set up"):
             floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
-        policy = self._history.policy(problem)
+            policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 
     def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:
