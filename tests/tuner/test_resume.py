@@ -27,7 +27,7 @@ from tunedex.db import Store, open_store
 from tunedex.db.records import Stage, SweepStatus
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.report import Effort
-from tunedex.tuner.search.search import Sampler
+from tunedex.tuner.search.proposer import Sampler
 from tunedex.tuner.settings import SETTINGS
 
 STEPS = "steps:batch=1,rows=37,cols=64,dtype=float32"

@@ -63,7 +63,7 @@ def sweep(
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
-    from tunedex.tuner.search.search import Sampler
+    from tunedex.tuner.search.proposer import Sampler
     from tunedex.tuner.settings import SETTINGS
     from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
