@@ -10,13 +10,28 @@ import sys
 import threading
 import time
 
-from tunedex.core.errors import BadInput
+from tunedex.core.errors import BadInput, TunedexError
 from tunedex.tuner.process import ChildProcess, phase
 
 
 class Untold(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
+
+
+class Particular(TunedexError):
+    """One of ours that pickle cannot make again from its message alone."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Unreadable:
+    """What can be sent and not be received."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
 
 
 class Subject:
@@ -38,6 +53,16 @@ class Subject:
 
     def refuse(self) -> None:
         raise BadInput("rows=0 is zero", field="rows")
+
+    def refuse_particularly(self) -> None:
+        raise Particular("of no use", 3)
+
+    def unreadable(self) -> Unreadable:
+        return Unreadable()
+
+    def hang_deaf(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.hang()
 
     def leave_softly(self, code: int) -> None:
         sys.exit(code)

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import compiling
 from tunedex.tuner.compiling import CompilePool, MemoryGate, PoolStats, compile_pool, pool_size
+from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.settings import SETTINGS
 
 H200 = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
@@ -56,7 +59,7 @@ class TestPool:
         assert all(outcomes[f"after {fault}"] == Resources() for fault in expected)
         details = {fault: found.detail for fault, found in outcomes.items() if isinstance(found, Failure)}
         assert "planted: of no use" in details["compile_error"]
-        assert details["over_limit"] == "needs 262144 bytes of shared memory, the device has 232448"
+        assert details["over_limit"] == "OverLimit: needs 262144 bytes of shared memory, the device has 232448"
         assert details["compile_raise"] == "Refused: no reason"
         assert details["compile_odd"] == "Odd: nothing usual"
         assert details["compile_leave"] == "SystemExit: 0"
@@ -67,7 +70,7 @@ class TestPool:
         assert "more than the 1.61 GB that it may" in details["compile_memory"]
         stats = pool.stats()
         assert stats.compiled == len(outcomes)
-        assert stats.failed == len(details)
+        assert stats.failed == len(details) + 1  # for want of space one has no result, and is no failure
         assert stats.compile_s > COMPILE_S  # the hang's alone
 
     def test_the_processes_start_before_there_is_anything_to_compile(self, pool: CompilePool, problem: Problem) -> None:
@@ -102,16 +105,86 @@ class TestPool:
             assert none is None
 
 
+class TestRenewal:
+    """Processes whose starts fail, and those that have done enough."""
+
+    @pytest.fixture
+    def one(self) -> Iterator[CompilePool]:
+        pool = CompilePool(H200, processes=1)
+        yield pool
+        pool.close()
+
+    @pytest.mark.parametrize("failures", [1, 2, 1000])
+    def test_a_process_that_does_not_start_is_no_config_s_fault(
+        self, failures: int, problem: Problem, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One start fails before there is anything to compile, the others when a config waits."""
+        left = iter(range(failures))
+        spawned = ChildProcess._spawned
+
+        def start(child: ChildProcess) -> Any:
+            if next(left, None) is not None:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            return spawned(child)
+
+        monkeypatch.setattr(ChildProcess, "_spawned", start)
+        pool = CompilePool(H200, processes=1)
+        try:
+            pool.ready()
+            assert [pool.submit(problem, faulty("none")).result() for _ in range(2)] == [Resources()] * 2
+        finally:
+            pool.close()
+        starts = failures < 1000
+        assert pool.started == starts
+        assert pool.stats().failed == (0 if starts else 2)
+        assert len(caplog.messages) == (not starts)
+
+    def test_it_is_replaced_after_so_many_configs(
+        self, one: CompilePool, problem: Problem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compiling, "SETTINGS", replace(SETTINGS, compiler_renewed_configs=2))
+        assert [one.submit(problem, faulty("none")).result() for _ in range(4)] == [Resources()] * 4
+        assert one.started == 2
+
+    def test_it_is_replaced_before_it_holds_what_would_be_laid_on_a_config(
+        self, one: CompilePool, problem: Problem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one.ready()
+        assert one.submit(problem, faulty("none")).result() == Resources()
+        assert one.started == 1
+        monkeypatch.setattr(compiling, "SETTINGS", replace(SETTINGS, compiler_renewed_bytes=2**20))
+        assert one.submit(problem, faulty("none")).result() == Resources()
+        assert one.started == 2
+
+
 class TestBounds:
     @pytest.mark.parametrize(
-        ("cores", "free_gib", "size"), [(16, 128, 15), (16, 9, 4), (64, 40, 20), (1, 128, 1), (16, 0, 1), (2, 128, 1)]
+        ("cores", "devices", "free_gib", "size"),
+        [
+            (16, 1, 128, 15),
+            (16, 1, 9, 4),
+            (64, 1, 40, 20),
+            (1, 1, 128, 1),
+            (16, 1, 0, 1),
+            (2, 1, 128, 1),
+            (16, 8, 128, 8),
+            (16, 8, 9, 4),
+            (4, 8, 128, 1),
+        ],
     )
     def test_cores_and_free_memory_bound_the_processes(
-        self, cores: int, free_gib: int, size: int, monkeypatch: pytest.MonkeyPatch
+        self, cores: int, devices: int, free_gib: int, size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compiling, "usable_cores", lambda: cores)
         monkeypatch.setattr(compiling, "free_memory_bytes", lambda: free_gib * 2**30)
-        assert pool_size() == size
+        assert pool_size(devices) == size
+
+    def test_devices_of_one_key_share_a_pool_that_leaves_a_core_to_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compiling, "usable_cores", lambda: 5)
+        monkeypatch.setattr(compiling, "free_memory_bytes", lambda: 2**40)
+        with compile_pool(H200, devices=4) as pool:
+            assert pool is not None
+            assert pool.processes == 1
 
     def test_a_speed_up_is_the_summed_time_over_the_wall_s(self) -> None:
         assert PoolStats(compiled=10, failed=1, compile_s=30.0, wall_s=4.0).speedup == 7.5

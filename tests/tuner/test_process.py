@@ -71,6 +71,7 @@ class TestCalls:
             ("leave_softly", [0], "SystemExit: 0"),
             ("interrupt", [], "KeyboardInterrupt"),
             ("unsendable", [], "pickle"),
+            ("refuse_particularly", [], "Particular: of no use"),
             ("missing", [], "AttributeError"),
         ],
     )
@@ -86,6 +87,12 @@ class TestCalls:
         with pytest.raises(BadInput) as caught:
             child.call("refuse", timeout_s=10)
         assert caught.value.field == "rows"
+
+    def test_an_answer_that_cannot_be_read_is_the_call_s_failure(self, child: ChildProcess) -> None:
+        with pytest.raises(ProcessFailure, match="unreadable: the answer cannot be read: ValueError: invalid literal"):
+            child.call("unreadable", timeout_s=10)
+        assert not child.running
+        assert child.call("add", 1, timeout_s=30) == 2
 
     def test_an_object_that_cannot_be_made_is_told(self) -> None:
         child = ChildProcess(Unmakable, start_s=60)
@@ -115,6 +122,38 @@ class TestCalls:
 
     def test_a_phase_named_outside_a_child_is_nobody_s(self) -> None:
         phase("nowhere")
+
+
+class TestWantOfMeans:
+    """No process, no file, or no thread is to be had."""
+
+    @pytest.mark.parametrize(
+        ("where", "error"),
+        [
+            ("multiprocessing.process.BaseProcess.start", BlockingIOError(11, "Resource temporarily unavailable")),
+            ("tunedex.tuner.tail.Pipe", OSError(24, "Too many open files")),
+            ("threading.Thread.start", RuntimeError("can't start new thread")),
+        ],
+    )
+    def test_a_start_without_them_fails_and_leaves_nothing_open(
+        self, child: ChildProcess, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*arguments: object, **more: object) -> None:
+            raise error
+
+        child.start()
+        child.close()
+        gc.collect()
+        files, threads = Path("/proc/self/fd"), threading.active_count()
+        before = len(list(files.iterdir()))
+        with monkeypatch.context() as patched:
+            patched.setattr(where, refused)
+            with pytest.raises(ProcessFailure, match=r"a worker cannot be started: .*(unavailable|open files|thread)"):
+                child.start()
+        gc.collect()
+        assert len(list(files.iterdir())) == before
+        assert threading.active_count() == threads
+        assert child.call("add", 1, timeout_s=30) == 2
 
 
 class TestDeaths:
@@ -206,28 +245,47 @@ class TestHangs:
             child.call("stop", timeout_s=1)
 
     def test_time_in_which_the_parent_did_not_run_is_not_the_child_s(self) -> None:
-        """All are stopped, as by a scheduler, for longer than the heart may, and go on."""
+        """By its clock every second look comes an hour late, as after a machine's sleep: neither the heart's silence
+        nor the call's time has grown by that."""
+        looks = 0
+
+        def clock() -> float:
+            nonlocal looks
+            looks += 1
+            return looks // 2 * 3600.0 + looks * SETTINGS.worker.beat_s
+
+        child = ChildProcess(Subject, 1, start_s=600, clock=clock)
+        try:
+            child.start()
+            looks = 0
+            with pytest.raises(ProcessFailure, match=r"hang \(spinning\) took longer than 6 s"):
+                child.call("hang", timeout_s=6)
+            # An hour counts as twice a beat, so that six seconds take eight looks: 0.5 and 1 s in turn.
+            assert looks == 1 + 8
+        finally:
+            child.close()
+
+    def test_one_that_cannot_be_killed_does_not_keep_the_program_from_ending(self) -> None:
+        """As where a device hangs: here nobody sends the signal, and what ties the child to the program is held."""
         program = (
-            "from process_subject import Subject; from tunedex.tuner.process import ChildProcess\n"
-            "child = ChildProcess(Subject, 1, start_s=60, heartbeat_s=1.5)\n"
+            "import os, tunedex.tuner.process as process\n"
+            "from dataclasses import replace\n"
+            "from process_subject import Subject\n"
+            "process.SETTINGS = replace(process.SETTINGS, worker=replace(process.SETTINGS.worker, kill_s=0.2))\n"
+            "process._Running.kill = lambda running: None\n"
+            "child = process.ChildProcess(Subject, 1, start_s=60)\n"
             "print(child.call('pids', timeout_s=10)[0], flush=True)\n"
-            "try: child.call('hang', timeout_s=3)\n"
-            "except Exception as error: print(error, flush=True)\n"
+            "os.dup(child._running.lifeline.fileno())\n"
+            "try: child.call('hang_deaf', timeout_s=1)\n"
+            "except process.ProcessFailure as error: print(error, flush=True)\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
-        ) as parent:
-            assert parent.stdout is not None
-            number = int(parent.stdout.readline())
-            time.sleep(0.7)
-            for process in (parent.pid, number):
-                os.kill(process, signal.SIGSTOP)
-            time.sleep(2.5)
-            os.kill(parent.pid, signal.SIGCONT)
-            time.sleep(0.2)
-            os.kill(number, signal.SIGCONT)
-            assert "took longer than 3 s" in parent.stdout.read()
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, timeout=60, check=True
+        )
+        number, told = done.stdout.splitlines()
+        assert told == "hang_deaf (spinning) took longer than 1 s"
+        wait_for_the_end_of(int(number))
 
 
 class TestOutput:

@@ -167,6 +167,26 @@ def test_a_config_of_an_older_version_is_mapped_forward(
     assert {r.kernel_version for r in rows} == {planted.signature.version}
 
 
+def test_a_problem_whose_rows_the_kernel_s_own_code_cannot_read_is_left_as_it_is(
+    planted: Kernel, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def map_forward(self: Kernel, old: Config, version: str) -> Config | None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(type(planted), "map_forward", map_forward)
+    old, current = problem(planted), problem(planted, rows=36)
+    outdated = replace(row(config("none")), kernel_version="000000000000")
+    store.publish(cpu().key, {old: [outdated], current: [row(config("none"))]})
+    report = recheck(store)
+    outcomes = {result.problem: result for result in report.results}
+    assert (outcomes[old].outcome, outcomes[old].detail) == (
+        Outcome.UNANSWERED,
+        "what is published cannot be read: KeyError: 'planted'",
+    )
+    assert outcomes[current].new is not None
+    assert store.rows_of(cpu().key, old.key)[0].config == config("none")
+
+
 def test_a_kernel_that_is_not_installed_is_gone_and_its_rows_stay(planted: Kernel, store: Store) -> None:
     absent = replace(planted.signature, kernel="absent")
     store.register_signatures([absent])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,12 @@ from sweeping import trials_in
 
 from tunedex.core.config import Config
 from tunedex.core.measurement import Measurement
-from tunedex.db import open_store
-from tunedex.db.records import Stage
+from tunedex.db import engine, open_store
+from tunedex.db.records import Stage, Trial
 from tunedex.kernels.base import Kernel
+from tunedex.tuner import history
 from tunedex.tuner.nvml import Sample
-from tunedex.tuner.report import Effort
+from tunedex.tuner.report import Effort, Progress
 
 STATES = (Sample(1980, 51, ""), Sample(1980, 60, "power_cap"), Sample(1600, 83, "thermal", contended=True), Sample())
 
@@ -43,3 +48,76 @@ def test_a_trial_is_stored_with_the_state_that_its_device_was_in(
         assert isinstance(trial.outcome, Measurement)
         state = Sample(trial.clock_mhz, trial.temperature_c, trial.throttle, trial.contended)
         assert state == given[trial.config]
+
+
+def test_a_database_that_is_away_for_a_while_costs_a_sweep_nothing(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program keeps the file locked for longer than a connection waits."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.02)
+    holder = sqlite3.connect(tmp_path / "tunedex.db", isolation_level=None, check_same_thread=False)
+    releases: list[threading.Timer] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.done == 3 and not releases:
+            holder.execute("BEGIN IMMEDIATE")
+            releases.append(threading.Timer(0.5, holder.execute, ["COMMIT"]))
+            releases[0].start()
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        report = Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        searched = [trial.config for trial in trials_in(store) if trial.stage is Stage.SEARCH]
+    releases[0].join()
+    holder.close()
+    assert report.complete
+    assert len(searched) == len(set(searched)) == 8
+
+
+def test_a_sweep_that_is_interrupted_waits_for_no_database(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file stays locked: the sweep ends all the same, with what it has."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.02)
+    holder = sqlite3.connect(tmp_path / "tunedex.db", isolation_level=None, check_same_thread=False)
+    waiting = threading.Event()
+
+    def watch(progress: Progress) -> None:
+        if progress.done == 3 and not waiting.is_set():
+            holder.execute("BEGIN IMMEDIATE")
+            waiting.set()
+            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        report = Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        assert report.interrupted
+        holder.execute("COMMIT")
+        assert len(trials_in(store)) == 3
+    holder.close()
+
+
+def test_the_best_so_far_is_kept_and_not_looked_for_beside_every_trial(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Trial] = []
+    per_item_us = history.per_item_us
+    monkeypatch.setattr(history, "per_item_us", lambda trial: per_item_us(looked.append(trial) or trial))
+    told: list[float | None] = []
+    given: list[dict[bool, float]] = []
+    measure = simulated.SimulatedProcess._measure
+
+    def measured(process: Any, config: Config, resources: Any, best_us: Any, *, timeout_s: float) -> Any:
+        given.append(best_us)
+        return measure(process, config, resources, best_us, timeout_s=timeout_s)
+
+    monkeypatch.setattr(simulated.SimulatedProcess, "_measure", measured)
+    for trials in (8, 16):  # the second goes on from what the first has stored
+        with open_store(str(tmp_path / "tunedex.db")) as store:
+            Simulation(lambda config: 100.0 + int(config.key[:2], 16)).sweep(
+                store, [task_of(steps)], Effort(trials, None), watch=lambda progress: told.append(progress.best_us)
+            )
+            stored = trials_in(store)
+    assert len(looked) <= 2 * len(stored)
+    times = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement)]
+    assert told[-1] == min(times)
+    searched = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement) and t.stage is Stage.SEARCH]
+    assert given == [{True: min(searched[:n])} if n else {} for n in range(16)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from tunedex.core.channel import check_channel
@@ -187,6 +187,11 @@ def counts(session: Session) -> dict[str, int]:
         name.removeprefix(PREFIX): session.scalar(select(func.count()).select_from(table)) or 0
         for name, table in tables
     }
+
+
+def size_bytes(session: Session) -> int:
+    """The size of a shared database on its server's disk."""
+    return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
 
 
 def _where(statement: Any, equal: dict[Any, Any]) -> Any:

@@ -6,13 +6,13 @@ write), `publishing` (revisions and channels) and `listing` (what is there).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL, Engine, text
+from sqlalchemy import URL, Engine
 from sqlalchemy.orm import Session
 
 from tunedex.core.channel import Channel
@@ -35,7 +35,13 @@ from tunedex.db.records import (
     SweepStatus,
     Trial,
 )
+from tunedex.db.transactions import Patience, transact
 from tunedex.db.urls import parse, spelled
+
+_Others = ParamSpec("_Others")
+_Result = TypeVar("_Result")
+
+_NONE = Patience()
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:
@@ -91,7 +97,8 @@ class Store:
     Every method raises `DatabaseError` where the database cannot be read or written.
     """
 
-    def __init__(self, engine: Engine, url: URL) -> None:
+    def __init__(self, engine: Engine, url: URL, patience: Patience = _NONE) -> None:
+        self._patience = patience
         self._engine = engine
         self._writer = engine.execution_options(**{engines.WRITES: True})
         self._url = url
@@ -108,6 +115,11 @@ class Store:
         """Close every connection; the store must not be used afterwards."""
         self._engine.dispose()
 
+    def patient(self, patience: Patience) -> Store:
+        """This store, on the same connections, for whoever would lose hours with it: what cannot be read or written
+        because the database is away is tried again, and nothing is stored twice."""
+        return Store(self._engine, self._url, patience)
+
     @property
     def url(self) -> str:
         """The database's URL, without a password."""
@@ -122,24 +134,20 @@ class Store:
 
     def register_device(self, device: Device) -> None:
         """Remember ``device``, or its attributes as seen now."""
-        with self._writing() as session:
-            recording.register_device(session, device)
+        self._write(recording.register_device, device)
 
     def register_environment(self, environment: Environment) -> None:
-        with self._writing() as session:
-            recording.register_environment(session, environment)
+        self._write(recording.register_environment, environment)
 
     def register_signatures(self, signatures: Iterable[Signature]) -> None:
         """Remember kernels as they are now. Older versions stay; the one registered last is served."""
-        with self._writing() as session:
-            recording.register_signatures(session, signatures)
+        self._write(recording.register_signatures, list(signatures))
 
     # Sweeping.
 
     def start_sweep(self, sweep: Sweep) -> int:
         """Record that ``sweep`` begins, and give its number. Its device and environment are registered before."""
-        with self._writing() as session:
-            return recording.start_sweep(session, sweep)
+        return self._write(recording.start_sweep, sweep)
 
     def end_sweep(self, sweep: int, status: SweepStatus) -> None:
         """Record how a sweep ended.
@@ -147,8 +155,7 @@ class Store:
         Raises:
             BadInput: there is no such sweep.
         """
-        with self._writing() as session:
-            recording.end_sweep(session, sweep, status)
+        self._write(recording.end_sweep, sweep, status)
 
     def add_trial(self, trial: Trial) -> int:
         """Record ``trial``, and its problem where it is new, and give its number. It is kept once this returns."""
@@ -156,41 +163,35 @@ class Store:
 
     def add_trials(self, trials: Sequence[Trial]) -> list[int]:
         """Record ``trials`` in one transaction, all or none, and give their numbers in the same order."""
-        with self._writing() as session:
-            return recording.add_trials(session, trials)
+        return self._write(recording.add_trials, trials)
 
     def trials_of(
         self, problem: str, *, device: str, environment: str, kernel_version: str, stage: Stage | None = None
     ) -> list[Trial]:
         """Every trial of the problem of that key, of any sweep, in the order in which they were recorded."""
-        with self._reading() as session:
-            return recording.trials_of(
-                session,
-                problem,
-                device=device,
-                environment=environment,
-                kernel_version=kernel_version,
-                stage=stage,
-            )
+        return self._read(
+            recording.trials_of,
+            problem,
+            device=device,
+            environment=environment,
+            kernel_version=kernel_version,
+            stage=stage,
+        )
 
     def loosest_bound(self, device: str, problem: str) -> float | None:
         """The largest ``max_error`` under which the problem of that key was tried; None where none was given."""
-        with self._reading() as session:
-            return recording.loosest_bound(session, device, problem)
+        return self._read(recording.loosest_bound, device, problem)
 
     def last_tried(self, device: str) -> dict[str, datetime]:
         """When each problem was last tried on the device, by the problem's key; without those that never were."""
-        with self._reading() as session:
-            return recording.last_tried(session, device)
+        return self._read(recording.last_tried, device)
 
     def ceilings(self, device: str, environment: str) -> Ceilings | None:
         """What the device reaches in that environment; None where it was not measured."""
-        with self._reading() as session:
-            return recording.ceilings(session, device, environment)
+        return self._read(recording.ceilings, device, environment)
 
     def put_ceilings(self, device: str, environment: str, ceilings: Ceilings) -> None:
-        with self._writing() as session:
-            recording.put_ceilings(session, device, environment, ceilings)
+        self._write(recording.put_ceilings, device, environment, ceilings)
 
     # Publishing.
 
@@ -207,8 +208,7 @@ class Store:
         Raises:
             UnknownDevice: the device is not registered.
         """
-        with self._writing() as session:
-            return publishing.publish(session, device, answers, sweep=sweep, note=note, stable=self.embedded)
+        return self._write(publishing.publish, device, answers, sweep=sweep, note=note, stable=self.embedded)
 
     def promote(self, device: str | None = None, revision: int | None = None) -> dict[str, int]:
         """Move ``stable`` to what ``candidate`` offers, or to ``revision``: of one device, or of every one.
@@ -220,16 +220,14 @@ class Store:
             UnknownDevice: the device is not registered.
             UnknownRevision: the revision was never published.
         """
-        with self._writing() as session:
-            return publishing.promote(session, device, revision)
+        return self._write(publishing.promote, device, revision)
 
     def rollback(self, revision: int, device: str | None = None) -> dict[str, int]:
         """Move ``stable`` back to ``revision``, of one device or of every one; see `promote`.
 
         A device whose ``stable`` is at the revision or behind it stays there.
         """
-        with self._writing() as session:
-            return publishing.rollback(session, revision, device)
+        return self._write(publishing.rollback, revision, device)
 
     def snapshot(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> Snapshot:
         """Every answer for ``device`` at ``revision``, by default the one that ``channel`` offers.
@@ -241,15 +239,13 @@ class Store:
             BadInput: the text is no device key, or there is no such channel.
             UnknownRevision: ``revision`` is higher than any published one.
         """
-        with self._reading() as session:
-            return publishing.snapshot(session, device, channel=channel, revision=revision)
+        return self._read(publishing.snapshot, device, channel=channel, revision=revision)
 
     def stamp(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> str:
         """What tells the `snapshot` that the same arguments give from every other: equal stamps, equal snapshots, in
         whatever database. A few indexed reads. Raises what `snapshot` does.
         """
-        with self._reading() as session:
-            return publishing.stamp(session, device, channel=channel, revision=revision)
+        return self._read(publishing.stamp, device, channel=channel, revision=revision)
 
     def rows_of(self, device: str, problem: str, channel: str = Channel.STABLE) -> tuple[Row, ...]:
         """What ``channel`` offers ``device`` for the problem of that key, by rank; empty where it offers nothing.
@@ -257,35 +253,29 @@ class Store:
         Raises:
             BadInput: there is no such channel.
         """
-        with self._reading() as session:
-            return publishing.rows_of(session, device, problem, channel)
+        return self._read(publishing.rows_of, device, problem, channel)
 
     def current_revision(self, device: str, channel: str = Channel.STABLE) -> int:
         """The revision that ``channel`` offers for ``device``; 0 where there is none. One indexed read."""
-        with self._reading() as session:
-            return publishing.current_revision(session, device, channel)
+        return self._read(publishing.current_revision, device, channel)
 
     # Looking.
 
     def devices(self) -> list[DeviceSummary]:
         """Every registered device, by key, with what is remembered of it."""
-        with self._reading() as session:
-            return listing.devices(session)
+        return self._read(listing.devices)
 
     def device(self, key: str) -> Device | None:
         """The registered device of that key; None where there is none."""
-        with self._reading() as session:
-            return listing.device(session, key)
+        return self._read(listing.device, key)
 
     def environments(self, keys: Sequence[str] | None = None) -> dict[str, Environment]:
         """The environments of ``keys`` that are known, or all, by key."""
-        with self._reading() as session:
-            return listing.environments(session, keys)
+        return self._read(listing.environments, keys)
 
     def kernels(self) -> list[Signature]:
         """The latest signature of every kernel, by name."""
-        with self._reading() as session:
-            return recording.signatures_of(session, recording.latest_kernels(session).values())
+        return self._read(lambda session: recording.signatures_of(session, recording.latest_kernels(session).values()))
 
     def list_bests(
         self,
@@ -301,8 +291,7 @@ class Store:
         Raises:
             BadInput: ``limit`` is not from 1 to 1000, ``after`` is no ``next`` of this list, or no such channel.
         """
-        with self._reading() as session:
-            return listing.list_bests(session, device, kernel, channel, after, limit)
+        return self._read(listing.list_bests, device, kernel, channel, after, limit)
 
     def list_trials(
         self,
@@ -321,8 +310,7 @@ class Store:
         Raises:
             BadInput: ``limit`` is not from 1 to 1000, or ``after``, ``status`` or ``stage`` is wrong.
         """
-        with self._reading() as session:
-            return listing.list_trials(session, device, kernel, problem, sweep, status, stage, after, limit)
+        return self._read(listing.list_trials, device, kernel, problem, sweep, status, stage, after, limit)
 
     def list_sweeps(self, device: str | None = None, *, after: str | None = None, limit: int = 100) -> Page[Sweep]:
         """Sweeps, newest first.
@@ -330,8 +318,7 @@ class Store:
         Raises:
             BadInput: ``limit`` is not from 1 to 1000, or ``after`` is no ``next`` of this list.
         """
-        with self._reading() as session:
-            return listing.list_sweeps(session, device, after, limit)
+        return self._read(listing.list_sweeps, device, after, limit)
 
     def add_misses(self, device: str, counts: Mapping[Problem, int]) -> None:
         """Add to how often each problem was asked for in vain. The device need not be known.
@@ -339,8 +326,7 @@ class Store:
         Raises:
             BadInput: the text is no device key, or a count is below one.
         """
-        with self._writing() as session:
-            recording.add_misses(session, device, counts)
+        self._write(recording.add_misses, device, counts)
 
     def list_misses(
         self, device: str | None = None, kernel: str | None = None, *, after: str | None = None, limit: int = 100
@@ -350,8 +336,7 @@ class Store:
         Raises:
             BadInput: ``limit`` is not from 1 to 1000, or ``after`` is no ``next`` of this list.
         """
-        with self._reading() as session:
-            return listing.list_misses(session, device, kernel, after, limit)
+        return self._read(listing.list_misses, device, kernel, after, limit)
 
     def check(self) -> None:
         """Check that the database can be read and its schema fits this code.
@@ -364,14 +349,12 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """The number of rows of every table, by the table's name without its prefix."""
-        with self._reading() as session:
-            return listing.counts(session)
+        return self._read(listing.counts)
 
     def size_bytes(self) -> int:
         """The size of the database on disk, an embedded one's log included."""
         if not self.embedded:
-            with self._reading() as session:
-                return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+            return self._read(listing.size_bytes)
         path = Path(self._url.database or "")
         try:
             beside = (path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal"))
@@ -379,12 +362,14 @@ class Store:
         except OSError as error:
             raise DatabaseError(f"database {path} cannot be read: {error.strerror}") from error
 
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with engines.translated(self._url), Session(self._engine) as session:
-            yield session
+    def _read(
+        self, work: Callable[Concatenate[Session, _Others], _Result], *args: _Others.args, **kwargs: _Others.kwargs
+    ) -> _Result:
+        with engines.translated(self._url):
+            return transact(self._engine, lambda session: work(session, *args, **kwargs), self._patience, commits=False)
 
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        with engines.translated(self._url), Session(self._writer) as session, session.begin():
-            yield session
+    def _write(
+        self, work: Callable[Concatenate[Session, _Others], _Result], *args: _Others.args, **kwargs: _Others.kwargs
+    ) -> _Result:
+        with engines.translated(self._url):
+            return transact(self._writer, lambda session: work(session, *args, **kwargs), self._patience, commits=True)

@@ -2,8 +2,8 @@
 
 Everything counts: starting processes, ceilings, searching, finals, publishing. What the finals still to come will take
 is kept for them, by what they have taken so far; the rest is shared evenly by the tasks still to be searched. However
-small the budget is, the default and the library call of each problem are measured and get a final: that is the least
-that a sweep can answer with, and it may take longer than the budget.
+small the budget is, the default, the library call and what is served of each problem are measured and get a final: that
+is the least that a sweep can answer with, and it may take longer than the budget.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ def shortest_us(kernel: Kernel, problem: Problem, ceilings: Ceilings) -> float:
 def roofline_share(kernel: Kernel, problem: Problem, config: Config, time_us: float, ceilings: Ceilings) -> float:
     """The floor over ``time_us``, against the rate of the precision that ``config`` computes in."""
     cost = kernel.cost(problem)
-    precision = str(config.values.get("precision", ""))
-    peak = precision if precision in faster_precisions(cost.peak) else cost.peak
+    peak = config.precision if config.precision in faster_precisions(cost.peak) else cost.peak
     return ceilings.floor_us(cost.flops, peak, cost.bytes) / time_us
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
@@ -16,8 +17,7 @@ from tunedex.core.display import one_line
 from tunedex.core.errors import TunedexError
 from tunedex.tuner import pulse
 from tunedex.tuner.pulse import Pulse
-
-_MESSAGE_CHARACTERS = 2_000
+from tunedex.tuner.settings import SETTINGS
 
 
 class RemoteError(TunedexError):
@@ -99,6 +99,10 @@ def _die_with_parent(lifeline: Connection) -> None:
 
 
 def _portable(error: BaseException) -> TunedexError:
+    """``error`` where it is one of ours that arrives as it is, else what tells of it. One whose ``__init__`` takes more
+    than a message may be pickled and not be made again."""
     if isinstance(error, TunedexError):
-        return error
-    return RemoteError(f"{type(error).__name__}: {one_line(error)[:_MESSAGE_CHARACTERS]}")
+        with contextlib.suppress(Exception):  # its own code
+            if type(pickle.loads(pickle.dumps(error))) is type(error):
+                return error
+    return RemoteError(f"{type(error).__name__}: {one_line(error)[: SETTINGS.worker.message_characters]}")

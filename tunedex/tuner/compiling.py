@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -13,16 +14,24 @@ from queue import SimpleQueue
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.display import one_line
+from tunedex.core.errors import TunedexError
 from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import CompileError, OverLimit
 from tunedex.kernels.registry import get_kernel
+from tunedex.tuner.failures import failure_of
 from tunedex.tuner.imports import import_compilers
 from tunedex.tuner.machine import free_memory_bytes, usable_cores
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.settings import SETTINGS, Timeouts
 
-_DETAIL_CHARACTERS = 500
+_log = logging.getLogger(__name__)
+
+#: How often a config is handed to a compiling process before it is left to the worker.
+_ATTEMPTS = 2
+
+
+class HostFault(TunedexError):
+    """A config cannot be compiled here now, and the machine is at fault: a full disk, no more files."""
 
 
 class Compiler:
@@ -32,16 +41,18 @@ class Compiler:
         import_compilers()
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Resources | Failure:
-        """Compile ``config`` for ``device``, which need not be present."""
+        """Compile ``config`` for ``device``, which need not be present.
+
+        Raises:
+            HostFault: nothing is known of the config.
+        """
         implementation = get_kernel(problem.kernel).implementation(config.implementation)
         try:
             return implementation.compile(problem, config, device)
-        except OverLimit as error:
-            return Failure(FailureKind.OUT_OF_RESOURCES, one_line(error)[:_DETAIL_CHARACTERS])
-        except CompileError as error:
-            return Failure(FailureKind.COMPILE_ERROR, one_line(error)[:_DETAIL_CHARACTERS])
-        except MemoryError as error:
-            return Failure(FailureKind.OOM, f"compiling: {one_line(error) or 'out of memory'}")
+        except OSError as error:
+            raise HostFault(f"{type(error).__name__}: {one_line(error)}") from error
+        except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
+            return failure_of(error, otherwise=FailureKind.COMPILE_ERROR)
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,8 @@ class MemoryGate:
 
 
 class CompilePool:
-    """Compiles in several child processes; one that dies, hangs or eats memory costs its own config only.
+    """Compiles in several child processes; one that dies, hangs or eats memory costs its own config only, and one that
+    cannot be started, or finds the disk full, not even that: the worker compiles the config then.
 
     There are at most as many as the cores keep busy beside the measuring, and they start when the pool is made; before
     each compilation begins, the memory that is free then is looked at.
@@ -127,6 +139,7 @@ class CompilePool:
         self._counting = threading.Lock()
         self._stats = PoolStats()
         self._begun_at: float | None = None
+        self._told = False
 
     def submit(self, problem: Problem, config: Config) -> Future[Resources | Failure]:
         with self._counting:
@@ -171,18 +184,46 @@ class CompilePool:
             self._idle.put(child)
 
     def _compile_in(self, child: ChildProcess, problem: Problem, config: Config) -> Resources | Failure:
-        result: Resources | Failure
+        if child.answered >= SETTINGS.compiler_renewed_configs or child.held_bytes > SETTINGS.compiler_renewed_bytes:
+            child.close()
         begin = time.monotonic()
+        for _ in range(_ATTEMPTS):
+            try:
+                child.start()
+                begin = time.monotonic()  # a process starts once for many configs
+                result = self._call(child, problem, config)
+            except (HostFault, ProcessFailure, RemoteError) as error:
+                fault = error
+            else:
+                self._count(begin, failed=isinstance(result, Failure))
+                return result
+        self._count(begin, failed=True)
+        self._warn(fault)
+        return Resources()
+
+    def _call(self, child: ChildProcess, problem: Problem, config: Config) -> Resources | Failure:
+        """
+        Raises:
+            HostFault: the machine is at fault.
+        """
         try:
-            child.start()
-            begin = time.monotonic()  # a process starts once for many configs
-            result = child.call("compile", problem, config, self._device, timeout_s=self._timeout_s)
+            result: Resources | Failure = child.call(
+                "compile", problem, config, self._device, timeout_s=self._timeout_s
+            )
+        except HostFault:
+            raise
         except ProcessFailure as failure:
-            result = Failure(failure.kind, f"compiling: {failure}")
-        except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-            result = Failure(FailureKind.COMPILE_ERROR, one_line(error)[:_DETAIL_CHARACTERS])
-        self._count(begin, failed=isinstance(result, Failure))
+            return Failure(failure.kind, f"compiling: {failure}")
+        except TunedexError as error:  # what is no `Exception` there, or cannot be sent
+            return Failure(FailureKind.COMPILE_ERROR, str(error))
         return result
+
+    def _warn(self, fault: TunedexError) -> None:
+        """Say once why configs are left to the worker."""
+        with self._counting:
+            told, self._told = self._told, True
+        if not told:
+            _log.warning("compiling ahead fails, so workers compile while they measure: %s", fault)
 
     def _count(self, begin: float, *, failed: bool) -> None:
         end = time.monotonic()
@@ -206,18 +247,21 @@ def compiled(pool: CompilePool | None, problem: Problem, config: Config) -> Futu
 
 
 @contextmanager
-def compile_pool(device: Device, timeouts: Timeouts = SETTINGS.timeouts) -> Iterator[CompilePool | None]:
-    """A pool for a device whose compilers can run ahead; None for the CPU, whose compiler runs where it measures."""
+def compile_pool(
+    device: Device, timeouts: Timeouts = SETTINGS.timeouts, devices: int = 1
+) -> Iterator[CompilePool | None]:
+    """A pool for a device whose compilers can run ahead, or for so many ``devices`` of its key; None for the CPU, whose
+    compiler runs where it measures."""
     if device.kind != "cuda":
         yield None
         return
-    pool = CompilePool(device, timeouts)
+    pool = CompilePool(device, timeouts, processes=pool_size(devices))
     try:
         yield pool
     finally:
         pool.close()
 
 
-def pool_size() -> int:
-    """Processes to compile in: a core is left to the measuring, and memory is not overcommitted."""
-    return max(1, min(usable_cores() - 1, free_memory_bytes() // SETTINGS.compiler_bytes))
+def pool_size(devices: int = 1) -> int:
+    """Processes to compile in: a core is left to the measuring on each device, and memory is not overcommitted."""
+    return max(1, min(usable_cores() - devices, free_memory_bytes() // SETTINGS.compiler_bytes))

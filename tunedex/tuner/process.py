@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.resource_tracker
 import os
 import pickle
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tunedex.core.display import one_line
 from tunedex.core.errors import TunedexError
 from tunedex.core.measurement import FailureKind
 from tunedex.tuner.child import Ends, RemoteError, serve
@@ -57,6 +59,8 @@ class _Running:
     lifeline: Connection
     pulse: Pulse
     tail: Tail
+    #: How many calls it has answered.
+    answered: int = 0
     #: How many processes the kernel had killed for want of memory when the call under way began.
     kills_before: int = 0
 
@@ -96,6 +100,7 @@ class ChildProcess:
         start_s: longest time that starting the child and making the object may take.
         heartbeat_s: a child whose heartbeat stops for so long during a call is killed.
         memory_bytes: a child that holds more, with what it started, is killed; by default a share of the machine's.
+        clock: gives seconds.
     """
 
     def __init__(
@@ -105,11 +110,13 @@ class ChildProcess:
         start_s: float,
         heartbeat_s: float = SETTINGS.timeouts.heartbeat_s,
         memory_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._made = pickle.dumps((factory, arguments))
         self._start_s = start_s
         self._heartbeat_s = heartbeat_s
         self._memory_bytes = memory_bytes or _memory_share()
+        self._clock = clock
         self._context = multiprocessing.get_context("spawn")
         self._running: _Running | None = None
         self._retired = False
@@ -131,7 +138,9 @@ class ChildProcess:
             running.calls.send((method, arguments))
         except (BrokenPipeError, ConnectionResetError):
             raise self._died(running, method) from None
-        return self._receive(running, method, timeout_s)
+        answer = self._receive(running, method, timeout_s)
+        running.answered += 1
+        return answer
 
     def start(self) -> None:
         """Start the child unless one runs, so that the next call need not.
@@ -147,14 +156,25 @@ class ChildProcess:
     def running(self) -> bool:
         return self._running is not None
 
+    @property
+    def answered(self) -> int:
+        """How many calls the child that runs has given a result of."""
+        return self._running.answered if self._running else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the child holds, with what it started; 0 where none runs."""
+        return _RESIDENTS.bytes_of(self._running.pid) if self._running else 0
+
     def close(self) -> None:
         """Kill the child and what it started, if one runs."""
         running, self._running = self._running, None
         if running is None:
             return
         running.kill()
-        # A device that hangs can keep a killed process from ending; it is left behind then.
         running.process.join(SETTINGS.worker.kill_s)
+        if running.process.is_alive():
+            _leave_behind(running.process)
         running.tail.end()
         running.calls.close()
         running.lifeline.close()
@@ -169,24 +189,10 @@ class ChildProcess:
     def _start(self) -> _Running:
         if self._retired:
             raise ProcessFailure("retired")
-        calls, theirs = self._context.Pipe()
-        life, lifeline = self._context.Pipe(duplex=False)
-        pulse, tail = Pulse(self._context), Tail(SETTINGS.worker.tail_bytes)
-        ends = Ends(theirs, tail.writer, life, pulse)
-        process = self._context.Process(
-            target=serve, args=(ends, self._made, SETTINGS.worker.beat_s), daemon=True, name="tunedex-worker"
-        )
-        # The tracker that the first child brings along would unblock the signal again.
-        multiprocessing.resource_tracker.ensure_running()
-        # Blocked until the child leads a group of its own, for Ctrl-C reaches all of the parent's: that decides.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-            life.close()
-        running = self._running = _Running(process, calls, lifeline, pulse, tail, memory_kills())
+            running = self._running = self._spawned()
+        except (OSError, RuntimeError) as error:  # no more files, memory, processes or threads
+            raise ProcessFailure(f"a worker cannot be started: {one_line(error)}") from error
         self.starts += 1
         try:
             if self._retired:  # meanwhile
@@ -197,15 +203,44 @@ class ChildProcess:
             raise
         return running
 
+    def _spawned(self) -> _Running:
+        """A child that has not answered yet. Where none can be had, nothing stays open."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            calls, answers = self._context.Pipe()
+            ours.callback(calls.close)
+            theirs.callback(answers.close)
+            life, lifeline = self._context.Pipe(duplex=False)
+            ours.callback(lifeline.close)
+            theirs.callback(life.close)
+            pulse, tail = Pulse(self._context), Tail(SETTINGS.worker.tail_bytes)
+            ours.callback(tail.end)
+            ends = Ends(answers, tail.writer, life, pulse)
+            process = self._context.Process(
+                target=serve, args=(ends, self._made, SETTINGS.worker.beat_s), daemon=True, name="tunedex-worker"
+            )
+            # The tracker that the first child brings along would unblock the signal again.
+            multiprocessing.resource_tracker.ensure_running()
+            # Blocked until the child leads a group of its own, for Ctrl-C reaches all of the parent's: that decides.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            ours.pop_all()
+            return _Running(process, calls, lifeline, pulse, tail, kills_before=memory_kills())
+
     def _receive(self, running: _Running, method: str, timeout_s: float) -> Any:
         try:
             self._wait(running, method, timeout_s)
             ok, value = running.calls.recv()
         except (EOFError, ConnectionResetError):
             raise self._died(running, method) from None
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            if not isinstance(error, Exception) or isinstance(error, TunedexError):
+                raise
+            words = f"{type(error).__name__}: {one_line(error)}"  # unpickling runs the value's own code
+            raise ProcessFailure(f"{_what(method, running)}: the answer cannot be read: {words}") from error
         if ok:
             return value
         raise value
@@ -219,9 +254,9 @@ class ChildProcess:
         """
         beat_s = SETTINGS.worker.beat_s
         waited = silent = 0.0
-        beats, before = running.pulse.beats, time.monotonic()
+        beats, before = running.pulse.beats, self._clock()
         while not running.calls.poll(max(0.0, min(beat_s, timeout_s - waited))):
-            now = time.monotonic()
+            now = self._clock()
             # Time in which this process did not run either says nothing about the child: the machine slept, or a
             # scheduler had stopped them all.
             passed, before = min(now - before, 2 * beat_s), now
@@ -270,6 +305,18 @@ class ChildProcess:
 def _what(method: str, running: _Running) -> str:
     """The call under way, with the phase that the child has said it is in."""
     return f"{method} ({found})" if (found := running.pulse.phase) else method
+
+
+def _leave_behind(process: BaseProcess) -> None:
+    """Wait no more, at this program's end either, for a killed process that a device which hangs keeps from ending.
+
+    Multiprocessing joins every child that it knows at exit, and, from Python 3.12.8 on, its resource tracker, which
+    lives as long as anybody holds the other end of its pipe; there is no public way to have either forgotten.
+    """
+    children: set[BaseProcess] = multiprocessing.process._children  # type: ignore[attr-defined]
+    children.discard(process)
+    tracker: Any = multiprocessing.resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None  # the next child brings along another
 
 
 def _signal_name(number: int) -> str:

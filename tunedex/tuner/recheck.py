@@ -22,18 +22,20 @@ from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row, beats, choose
 from tunedex.core.signature import Signature
-from tunedex.db import Store
+from tunedex.db import Patience, Store
 from tunedex.db.records import Trial
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.forward import mapped_forward
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.context import Context
 from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.faults import laid_on_the_problem
 from tunedex.tuner.report import Effort, Progress
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
+from tunedex.tuner.worker import NotOpened
 
 
 class Outcome(StrEnum):
@@ -134,7 +136,7 @@ class Recheck:
         budget_s: float | None = None,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self._store = store
+        self._store = store.patient(Patience(SETTINGS.store_patience_s))
         self._device = detected.device
         self._environment = environment
         self._budget_s = budget_s
@@ -213,7 +215,11 @@ class Recheck:
         problem, old = published.problem, published.served
         run = TaskRun(context, task)
         space = run.space(problem)
-        rows = mapped_forward(task.kernel, published.rows)
+        try:
+            with laid_on_the_problem("what is published cannot be read"):
+                rows = mapped_forward(task.kernel, published.rows)
+        except NotOpened as fault:
+            return Rechecked(problem, Outcome.UNANSWERED, old, detail=str(fault))
         present = [row.config for row in rows if row.config in space or row.config == space.default]
         first = present[: 1 + SETTINGS.recheck.runners_up]
         known = [*([space.default] if space.default else []), *space.library]

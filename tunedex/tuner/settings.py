@@ -74,8 +74,9 @@ class Finals:
 
     The device works for ``warm_up_s`` first. Rounds go on for ``seconds`` (those with a warm cache, which decide
     nothing, for ``warm_share`` of that), at least ``min_rounds`` and at most
-    ``rounds``, or until it is settled with ``confidence`` that none of the others is faster than the leader by more
-    than ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that.
+    ``rounds``, or until it is settled that none of the others is faster than the leader by more than
+    ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that. This is looked at
+    after ``min_rounds``, twice as many, and so on, with ``confidence`` of each look.
 
     A final that other work disturbs, or clocks that vary by more than ``steady_clock_share``, is taken up to
     ``repeats`` times more.
@@ -107,7 +108,7 @@ class Searching:
     those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
     ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
     unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
-    time.
+    time. Before all that come the default, the library call and the ``winners`` first of what is published.
     """
 
     startup_share: float = 0.25
@@ -117,6 +118,7 @@ class Searching:
     step_factor: float = 0.2
     other_share: float = 0.2
     most_points: int = 8192
+    winners: int = 8
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Timeouts:
 
     ``heartbeat_s`` bounds the silence within a call. Imports and compilers keep Python's lock, and so a healthy
     child's heart from beating, for some tenths of a second; a cold disk or a machine that swaps for many times that.
+    ``final_s`` is beside ``final_calls`` calls of each finalist: two least numbers of rounds, cold and warm, each taken
+    twice, with what leads up to them.
     """
 
     start_s: float = 120.0
@@ -147,6 +151,7 @@ class Timeouts:
     compile_s: float = 90.0
     trial_s: float = 60.0
     final_s: float = 240.0
+    final_calls: int = 40
     ceilings_s: float = 120.0
     heartbeat_s: float = 20.0
 
@@ -159,14 +164,19 @@ class Timeouts:
 class Worker:
     """What is watched of a child process.
 
-    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept.
-    Above ``memory_share`` of the machine's memory it is killed, which takes at most ``kill_s``.
+    It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept, and
+    the first ``message_characters`` of what was raised in it. Above ``memory_share`` of the machine's memory it is
+    killed, which takes at most ``kill_s``. One that measures is started again after each of ``start_pauses_s`` where it
+    could not be, and gives way to another after ``most_configs``, whose programs nothing unloads.
     """
 
     beat_s: float = 0.5
     tail_bytes: int = 4_000
+    message_characters: int = 500
     memory_share: float = 0.85
     kill_s: float = 10.0
+    start_pauses_s: tuple[float, ...] = (2.0, 20.0)
+    most_configs: int = 1000
 
 
 @dataclass(frozen=True)
@@ -265,6 +275,8 @@ class Settings:
     replaying: Replaying = Replaying()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
+    #: For how long what a sweep reads and writes is tried again while its database is away, in a restart for instance.
+    store_patience_s: float = 600.0
     #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.
     stop_poll_s: float = 0.2
     #: Configs compiled ahead of the measuring.
@@ -272,6 +284,10 @@ class Settings:
     #: Memory that is free before one more config is compiled, and memory at which a compiling process is killed.
     compiler_bytes: int = 2 * 2**30
     compiler_limit_bytes: int = 8 * 2**30
+    #: A compiling process that holds more, or has compiled so many configs, is replaced before the next: what compilers
+    #: keep would be laid on a config that needs little.
+    compiler_renewed_bytes: int = 2 * 2**30
+    compiler_renewed_configs: int = 500
     #: How often a compilation that waits for memory looks again, and how long one takes to reach its full size.
     memory_poll_s: float = 0.5
     memory_settles_s: float = 10.0

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from tunedex.core.device import Environment
-from tunedex.db import Store
+from tunedex.core.errors import DatabaseError
+from tunedex.db import Patience, Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
 from tunedex.tuner.budget import Budget
 from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.context import Context
-from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.devices import DetectedDevice, sample
 from tunedex.tuner.lock import device_lock, lock_name
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report, Result
 from tunedex.tuner.settings import SETTINGS, Timeouts
@@ -63,7 +66,9 @@ class DeviceSweep:
         make: Callable[[DetectedDevice, Timeouts], BenchProcess] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        # Whoever waits for the database is not waited for when the sweep ends.
+        self._ending = threading.Event()
+        self._store = store.patient(Patience(SETTINGS.store_patience_s, self._ending.wait))
         self._devices = (detected, *others)
         self._device = detected.device
         self._environment = environment
@@ -87,7 +92,7 @@ class DeviceSweep:
         try:
             with (
                 self._recorded(tasks, options, lambda: self._report.complete) as sweep,
-                compile_pool(self._device, self._timeouts) as pool,
+                compile_pool(self._device, self._timeouts, len(self._devices)) as pool,
             ):
                 self._work_all(tasks, queue, budget, sweep, pool)
         except KeyboardInterrupt:
@@ -119,6 +124,7 @@ class DeviceSweep:
         self, tasks: Sequence[Task], queue: TaskQueue, budget: Budget, sweep: int, pool: CompilePool | None
     ) -> None:
         """Have every device work in a thread of its own until there is no more to do."""
+        self._ending.clear()
         ledgers = [Ledger(self._clock) for _ in self._devices]
         workers = [self._worker(found, ledger) for found, ledger in zip(self._devices, ledgers, strict=True)]
 
@@ -146,6 +152,7 @@ class DeviceSweep:
                     for future in done:
                         future.result()
             except BaseException:
+                self._ending.set()
                 queue.stop()
                 for worker in workers:
                     worker.stop()
@@ -182,6 +189,8 @@ class DeviceSweep:
                     self._report.new_trials += run.new_trials if run else 0
                 queue.done(task) if finished else queue.give_back(task)
                 if not finished and following is not None:
+                    if prepared is not None:
+                        prepared.drop()
                     queue.give_back(following)
             task, run = following or queue.take(), prepared
 
@@ -197,7 +206,9 @@ class DeviceSweep:
     def _worker(self, detected: DetectedDevice, ledger: Ledger) -> Worker:
         # On a CPU the start of a process would disturb what is measured meanwhile.
         standby = detected.device.kind == "cuda"
-        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby)
+        # Nor can another process tell a CPU's load from the measuring process's own.
+        look = partial(sample, detected.device) if standby else Sample
+        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby, look=look)
 
     def _context(
         self,
@@ -240,15 +251,14 @@ class DeviceSweep:
             store.register_environment(self._environment)
             store.register_signatures(task.kernel.signature for task in tasks)
             sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, {**options, "locks": held}))
-            status = SweepStatus.FAILED
             try:
                 yield sweep
-                status = SweepStatus.DONE if complete() else SweepStatus.PARTIAL
-            except KeyboardInterrupt:
-                status = SweepStatus.INTERRUPTED
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                with suppress(DatabaseError):  # what ended it says more
+                    store.end_sweep(sweep, SweepStatus.INTERRUPTED if interrupted else SweepStatus.FAILED)
                 raise
-            finally:
-                store.end_sweep(sweep, status)
+            store.end_sweep(sweep, SweepStatus.DONE if complete() else SweepStatus.PARTIAL)
 
     def _end_those_killed(self, held: Sequence[str]) -> None:
         """Say of the sweeps that were killed that they are over: those whose locks are among those ``held`` now. In a

@@ -25,7 +25,12 @@ class Tail:
         self._kept = b""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._drain, args=(self._reader,), name="tail", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many
+            self._reader.close()
+            self.writer.close()
+            raise
 
     def mark(self) -> None:
         """Begin anew: what has been written until now is not told."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from tunedex.core.config import Config
-from tunedex.core.display import one_line
 from tunedex.core.limits import Limits
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Resources
 from tunedex.core.problem import Problem
@@ -21,7 +21,8 @@ from tunedex.tuner.budget import Due
 from tunedex.tuner.ceilings import roofline_share, shortest_us
 from tunedex.tuner.compiling import compiled
 from tunedex.tuner.context import Context
-from tunedex.tuner.final import finalists, hold
+from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.final import Held, finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Progress, Result
@@ -61,8 +62,8 @@ class TaskRun:
     def search(self, seconds: float | None = None) -> None:
         """Search until the trials, the space or ``seconds`` (None: without bound) run out.
 
-        The default and the library call are measured even when the time is over: without them nothing can be said
-        to be better than what the user has.
+        The default, the library call and what is served are measured even when the time is over: without them nothing
+        can be said to be better than what the user has.
         """
         c = self._c
         end = math.inf if seconds is None else c.budget.clock() + seconds
@@ -92,7 +93,11 @@ class TaskRun:
                         search.tell(candidate, per_item_us(tried))
                 self._tell(len(search.told), total, "searching")
         finally:
-            self._drop_all_but(frozenset())
+            self.drop()
+
+    def drop(self) -> None:
+        """Have nothing compiled any more that nobody will measure here."""
+        self._drop_all_but(frozenset())
 
     def space(self, problem: Problem) -> Space:
         """The configs of ``problem``, one of the task's."""
@@ -128,6 +133,13 @@ class TaskRun:
     def conclude(self, problem: Problem, due: Due | None = None) -> Result:
         """Re-time the leaders of ``problem`` unless a final has already seen them all; publish what is best. ``due``
         is what the sweep has still to do, this final included; by default nothing else."""
+        try:
+            return self._conclude(problem, due or Due(tasks=1, finals=1))
+        except NotOpened as fault:
+            self._faults[problem.key] = str(fault)
+            return self._conclude(problem, due or Due(tasks=1, finals=1))
+
+    def _conclude(self, problem: Problem, due: Due) -> Result:
         searched = self._history.searched(problem)
         failures = Counter(t.outcome.kind.value for t in searched if isinstance(t.outcome, Failure))
         result = Result(
@@ -140,7 +152,7 @@ class TaskRun:
         )
         if result.fault:
             return result
-        finals = self._history.newest_final(problem) or self._final(problem, due or Due(tasks=1, finals=1))
+        finals = self._history.newest_final(problem) or self._final(problem, due)
         result = replace(result, contended=any(trial.contended for trial in finals))
         incumbent = self._history.incumbent(problem)
         with self._c.ledger.of("search"):
@@ -180,15 +192,13 @@ class TaskRun:
         def call(configs: Sequence[Config]) -> FinalTimes | None:
             self._tell(len(configs), len(configs), "final")
             self._open(problem)
-            return c.worker.final(configs, seconds, known)
+            round_us = sum(measured[config].time_us for config in configs)
+            return c.worker.final(configs, seconds, known, round_us)
 
-        with c.ledger.of("final"):
-            try:
-                c.worker.renew()
-                held = hold(configs, measured, call, again=lambda: c.budget.allows_another(due, seconds))
-            except NotOpened as fault:
-                self._faults[problem.key] = str(fault)
-                return []
+        held: Held | None = None
+        with c.ledger.of("final"), self._at_fault(problem):
+            c.worker.renew()
+            held = hold(configs, measured, call, again=lambda: c.budget.allows_another(due, seconds))
         if held is None:
             return []
         trials = [
@@ -205,21 +215,43 @@ class TaskRun:
 
         def share(row: Row) -> float | None:
             time_us = row.measurement.time_us
-            known = published.get((row.config.key, time_us))
-            return known or roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
+            if known := published.get((row.config.key, time_us)):
+                return known
+            with laid_on_the_problem("has no cost"):
+                return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
 
         return share
 
     def _recalled(self) -> Search:
         """The task's search as it stands after what was tried so far, in this sweep or before."""
         effort = self._c.effort
-        search = Search(list(self._spaces.values()), sampler=effort.sampler, trials=effort.trials, seed=effort.seed)
+        # In a new environment, or with a new version of the kernel, what is served has no time yet.
+        winners: list[Candidate] = []
+        for problem in self._task.problems:
+            with self._at_fault(problem):
+                rows = self._history.incumbent(problem)[: SETTINGS.searching.winners]
+                winners += [Candidate(problem, row.config) for row in rows]
+        search = Search(
+            list(self._spaces.values()),
+            sampler=effort.sampler,
+            trials=effort.trials,
+            seed=effort.seed,
+            winners=winners,
+        )
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
-                if not self._history.refused_too_strictly(trial):
+                if not self._history.says_nothing(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
+
+    @contextmanager
+    def _at_fault(self, problem: Problem) -> Iterator[None]:
+        """Note what keeps ``problem`` from being measured, in the block, as its fault."""
+        try:
+            yield
+        except NotOpened as fault:
+            self._faults[problem.key] = str(fault)
 
     def _ask(self, search: Search, *, anchors_only: bool) -> None:
         """Have as many candidates proposed and compiling as there is room for."""
@@ -268,10 +300,9 @@ class TaskRun:
         if isinstance(resources, Failure):
             outcome = resources
         else:
-            try:
+            with self._at_fault(problem):
                 self._open(problem)
-            except NotOpened as fault:
-                self._faults[problem.key] = str(fault)
+            if problem.key in self._faults:
                 return None
             c.worker.prepare()
             outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
@@ -283,11 +314,9 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        try:
+        with self._c.ledger.of("search"), laid_on_the_problem("cannot be set up"):
             floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
-        except Exception as error:  # the kernel's own code
-            raise NotOpened(f"cannot be set up: {type(error).__name__}: {one_line(error)}") from error
-        policy = self._history.policy(problem)
+            policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 
     def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:

@@ -61,7 +61,9 @@ COMPILING: Mapping[str, FailureKind | None] = {
 #: The same, of those that only a compiling process of its own is to stand.
 COMPILING_APART: Mapping[str, FailureKind | None] = {
     "compile_flood": None,
+    "compile_no_space": None,
     "compile_raise": FailureKind.COMPILE_ERROR,
+    "compile_no_memory": FailureKind.OOM,
     "compile_odd": FailureKind.COMPILE_ERROR,
     "compile_leave": FailureKind.COMPILE_ERROR,
     "compile_abort": FailureKind.CRASH,
@@ -122,6 +124,9 @@ _PROCESS: Mapping[str, Callable[[], object]] = {
     "leave": lambda: _raise(SystemExit(0)),
     "compile_flood": lambda: _flood(2, COMPILER_FLOOD_BYTES),
     "compile_raise": lambda: _raise(type("Refused", (Exception,), {})("no reason")),
+    "compile_no_memory": lambda: _raise(RuntimeError("planted: Out of memory")),
+    # The machine's fault and not the config's.
+    "compile_no_space": lambda: _raise(OSError(28, "No space left on device")),
     "compile_odd": lambda: _raise(Odd("nothing usual")),
     "compile_leave": lambda: _raise(SystemExit(0)),
     "compile_abort": os.abort,

@@ -51,12 +51,21 @@ class Search:
         spaces: the space of each of the task's problems.
         sampler: ``tpe`` learns from the times; ``random`` and ``brute-force`` take the space in a seeded order;
             ``auto`` is ``brute-force`` where ``trials`` covers the space, else ``tpe``.
-        trials: how many candidates the search may propose, those recalled included; None is without bound. The default
-            and the library call are proposed in any case.
+        trials: how many candidates the search may propose, those recalled included; None is without bound. The default,
+            the library call and ``winners`` are proposed in any case.
         seed: the same seed and the same times give the same proposals.
+        winners: what is served now; those that no space has are left out.
     """
 
-    def __init__(self, spaces: Sequence[Space], *, sampler: Sampler, trials: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        *,
+        sampler: Sampler,
+        trials: int | None,
+        seed: int,
+        winners: Sequence[Candidate] = (),
+    ) -> None:
         self._unseen: dict[Candidate, None] = dict.fromkeys(
             Candidate(space.problem, config) for space in spaces for config in space
         )
@@ -64,7 +73,8 @@ class Search:
         self._running: dict[Candidate, int | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
-        self._first = list(self._anchors(spaces))
+        served = [winner for winner in winners if winner in self._unseen]
+        self._first = list(dict.fromkeys([*self._anchors(spaces), *served]))
         self.anchors = frozenset(self._first)
         #: How many candidates there are; the default need not be a point of the space.
         self.size = len(self._unseen | dict.fromkeys(self._first))
@@ -87,7 +97,8 @@ class Search:
     def ask(self, count: int, *, anchors_only: bool = False) -> list[Candidate]:
         """Up to ``count`` candidates never proposed before; fewer when the trials or the space run out.
 
-        ``anchors_only`` gives only what must be measured in any case: `anchors`, the default and the library call.
+        ``anchors_only`` gives only what must be measured in any case: `anchors`, the default, the library call and the
+        winners.
         """
         out: list[Candidate] = []
         while len(out) < count and self._proposed < self._trials and (self._first or not anchors_only):
