@@ -125,7 +125,8 @@ class Searching:
 class Surrogate:
     """How the sampler `auto` proposes, in logarithms of times.
 
-    The first ``first_points`` lie far apart: each is the farthest from the others of ``drawn_points`` at random. Times
+    The first ``first_points`` lie far apart: each is the farthest from the others of ``drawn_points`` at random; with
+    hints, the first ``hinted_points`` are those that are best by them. Times
     more than ``clip`` above the best count as that. The process is fitted again after at most ``fit_every`` trials, in
     ``fit_steps`` steps, to at most ``most_fitted`` of them. In a space of more than ``most_points`` it looks at so many
     and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range: one to begin
@@ -135,6 +136,7 @@ class Surrogate:
 
     first_points: int = 8
     drawn_points: int = 64
+    hinted_points: int = 4
     clip: float = 1.0
     fit_every: int = 8
     fit_steps: int = 30

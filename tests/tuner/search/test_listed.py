@@ -140,3 +140,20 @@ def test_a_space_of_more_points_than_are_looked_at_is_searched() -> None:
         values.append(1.0 + abs(int(codes[0]) - 20) / 10 + abs(int(codes[1]) - 5) / 10 + int(codes[2]) / 10)
         study.tell(point, values[-1])
     assert min(values) < 1.8
+
+
+def test_a_hint_is_tried_first_and_corrected_by_what_is_measured() -> None:
+    """The best of the hint is tried at once; where the hint is wrong, the best is found all the same."""
+    points = Points.of(rows())
+    shifted = {point: cost(points.values(point) | {"rows": int(points.values(point).get("rows", 0)) + 2}) for point in
+               range(len(points))}  # fmt: skip
+    for hint in (shifted, {point: shifted[point] for point in list(shifted)[::3]}):
+        study = PointStudy(SurrogateSampler(points, 0, hints=[hint, {}]))
+        tried = []
+        for _ in range(20):
+            point = study.ask()
+            assert point is not None
+            tried.append(point)
+            study.tell(point, cost(points.values(point)))
+        assert tried[0] == min(hint, key=lambda each: (hint[each], each))
+        assert min(cost(points.values(point)) for point in tried) <= 1.1

@@ -34,5 +34,18 @@ def learner(sampler: Sampler, points: Points, *, seed: int, trials: int) -> List
 
 
 def proposer(sampler: Sampler, points: Points, *, seed: int, trials: int, warm: Sequence[Recording] = ()) -> PointStudy:
-    """The same as a replay asks it."""
+    """The same as a replay asks it; `auto` takes the recordings ``warm`` for hints."""
+    if sampler is Sampler.AUTO:
+        return PointStudy(SurrogateSampler(points, seed, hints=[hint(points, recording) for recording in warm]))
     return PointStudy(learner(sampler, points, seed=seed, trials=trials))
+
+
+def hint(points: Points, recording: Recording) -> dict[int, float]:
+    """What ``recording`` measured of ``points``: the logarithms of its times in milliseconds, by point."""
+    times = {
+        frozenset(config.items()): time_ms
+        for config, time_ms in zip(recording.configs, recording.times_ms, strict=True)
+        if time_ms is not None
+    }
+    known = ((point, times.get(frozenset(points.values(point).items()))) for point in range(len(points)))
+    return {point: math.log(time_ms) for point, time_ms in known if time_ms is not None}

@@ -5,9 +5,14 @@ Bayesian methods for seeking the extremum", 1978), over every unseen point. Time
 count as that factor, and failures as well, so that the process models the good end of the space and does not spend its
 length scales on telling bad from worse. Points under way count as told what is expected of them, so that those which
 are proposed meanwhile lie elsewhere.
+
+What another device or shape measured of the same points, a hint, is what the process expects before it is told: it
+models by how much the times here differ from that. The search then starts with what was best there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +33,20 @@ class SurrogateSampler(ListedSampler):
     Args:
         points: the space.
         seed: the same seed and the same results give the same proposals.
+        hints: for each device or shape that is known, the logarithms of the times of the points that ran there.
     """
 
-    def __init__(self, points: Points, seed: int, settings: Surrogate = SETTINGS.surrogate) -> None:
+    def __init__(
+        self,
+        points: Points,
+        seed: int,
+        settings: Surrogate = SETTINGS.surrogate,
+        *,
+        hints: Sequence[Mapping[int, float]] = (),
+    ) -> None:
         super().__init__(points)
+        #: What is expected of each point, above the best; None where nothing is known.
+        self._expected = _expected(len(points), [hint for hint in hints if hint], settings.clip)
         self._settings = settings
         self._random = np.random.default_rng(seed)
         self._features = Features.of(points)
@@ -46,17 +61,23 @@ class SurrogateSampler(ListedSampler):
         self._left[:] = True
         self._left[[*seen.told, *seen.running]] = False
         measured = seen.measured
-        if len(seen) < self._settings.first_points or len(measured) < 2:
+        if self._expected is not None and len(seen) < self._settings.hinted_points:
+            return int(np.where(self._left, self._expected, np.inf).argmin())
+        if len(measured) < 2 or (self._expected is None and len(seen) < self._settings.first_points):
             return self._apart(seen)
+        expected = np.zeros(len(self.points)) if self._expected is None else self._expected
         best = min(measured.values())
         worst = best + self._settings.clip
-        values = {point: worst if value is None else min(value, worst) for point, value in seen.told.items()}
+        values = {
+            point: (worst if value is None else min(value, worst)) - float(expected[point])
+            for point, value in seen.told.items()
+        }
         if len(values) >= self._next_fit:
             self._fit(values)
         known = self._fitted + [point for point in values if point not in set(self._fitted)]
         self._process.condition([*known, *seen.running])
         mean, deviation = self._process.predict(np.array([values[point] for point in known]))
-        gain = expected_improvement(mean, deviation, best)
+        gain = expected_improvement(mean + expected[self._pool], deviation, best)
         gain[~self._left[self._pool]] = -1.0
         found = int(gain.argmax())
         return int(self._pool[found]) if gain[found] >= 0 else int(self._random.choice(np.flatnonzero(self._left)))
@@ -94,6 +115,19 @@ class SurrogateSampler(ListedSampler):
             return int(drawn[0])
         distances = ((self._features.columns[drawn][:, None, :] - others[None, :, :]) ** 2).sum(axis=2)
         return int(drawn[distances.min(axis=1).argmax()])
+
+
+def _expected(count: int, hints: Sequence[Mapping[int, float]], clip: float) -> Floats | None:
+    """The mean over ``hints`` of how much above its best each of ``count`` points is, ``clip`` at most and where a hint
+    has no time."""
+    if not hints:
+        return None
+    above = np.full((len(hints), count), clip)
+    for row, hint in zip(above, hints, strict=True):
+        values = np.array(list(hint.values()))
+        row[list(hint)] = np.minimum(values - values.min(), clip)
+    expected: Floats = above.mean(axis=0)
+    return expected
 
 
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
