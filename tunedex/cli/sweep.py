@@ -164,7 +164,7 @@ def _exit_code(reports: list[Report]) -> int:
         if report.left:
             say(f"{report.left} tasks were not reached; the same command goes on with them")
     for result in (result for report in reports for result in report.results if result.contended):
-        say(f"{result.problem}: other work disturbed its final; the same command takes it again")
+        say(f"{result.problem}: {result.disturbed_by} disturbed its final; the same command takes it again")
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
