@@ -21,7 +21,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import ALIGNMENT_BYTES, LAYOUTS, Problem
 
 #: How a tuned size may answer for another: any size near enough, one divisible by n alike, or only the same.
-MATCHING = re.compile(r"free|exact|divisible\([1-9][0-9]*\)")
+MATCHING = re.compile(r"free|exact|divisible\([1-9][0-9]{0,17}\)")
 #: Parameters that every kernel has.
 RESERVED_NAMES = frozenset({"dtype", "layout", "alignment"})
 KERNEL_NAME = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?")
@@ -34,6 +34,12 @@ class Dimension:
     name: str
     matching: str = "free"
     default: int | None = None
+
+    @property
+    def divisor(self) -> int | None:
+        """The n of ``divisible(n)``; None for another matching."""
+        number = self.matching.removeprefix("divisible(").removesuffix(")")
+        return int(number) if number.isdecimal() else None
 
 
 BATCH = Dimension("batch", "free", 1)
@@ -150,6 +156,11 @@ class Signature:
             | {f"{o.name}_dtype" for o in self.operands}
             | RESERVED_NAMES
         )
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """The dimensions in which a tuned problem may differ from one that it answers for."""
+        return tuple(dimension.name for dimension in self.dimensions if dimension.matching != "exact")
 
     def problem(self, parameters: Mapping[str, Any]) -> Problem:
         """The problem that flat ``parameters`` name: dimensions, attributes, ``dtype`` or ``x_dtype``, ``layout``,
