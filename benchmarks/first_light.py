@@ -11,7 +11,6 @@ of as many bytes, and the peers `eager`, `compile` (torch.compile) and `max_auto
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import shlex
 import sys
@@ -29,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tunedex.cli.output import microseconds, print_table
 from tunedex.core.measurement import Failure
-from tunedex.db import Store, open_store
-from tunedex.db.documents import trial_document
-from tunedex.db.records import Ceilings, Trial
+from tunedex.db import open_store
+from tunedex.db.records import Ceilings
+from tunedex.interop.trials import TrialSet, read_trial_sets, trial_sets, write_trial_sets
 from tunedex.kernels.base import Kernel, Launch, Tensors
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner.bench import Bench
@@ -69,7 +68,7 @@ def main() -> int:
         report = sweep.run(tasks_for(found.device, names, options.problem), {"command": shlex.join(sys.argv)})
         ceilings = store.ceilings(found.device.key, environment.key)
         stats = store.counts()
-        trials = every_trial(store)
+        sets = trial_sets(store)
     sweep_s = time.monotonic() - start
     assert ceilings is not None
     skipped = set(options.skip.split(","))
@@ -97,7 +96,7 @@ def main() -> int:
         "sweep": [result.to_dict() for result in report.results],
     }
     if options.out:
-        write(options.out, document, trials, merge=options.merge)
+        write(options.out, document, sets, merge=options.merge)
     show(rows)
     ratios = [row["ratio_to_best_peer"] for row in rows if row["ratio_to_best_peer"]]
     if ratios:
@@ -106,7 +105,7 @@ def main() -> int:
     return 0 if report.complete else 1
 
 
-def write(out: Path, document: dict[str, Any], trials: list[dict[str, Any]], *, merge: bool) -> None:
+def write(out: Path, document: dict[str, Any], sets: list[TrialSet], *, merge: bool) -> None:
     """Write the document, and its trials beside it; ``merge`` keeps what is there of kernels that were not run."""
     packed = out.with_suffix(".trials.json.gz")
     if merge and out.exists():
@@ -115,26 +114,11 @@ def write(out: Path, document: dict[str, Any], trials: list[dict[str, Any]], *, 
         for part in ("rows", "sweep"):
             kept = [row for row in before[part] if row["kernel"] not in ran]
             document[part] = [*kept, *document[part]]
-        kept = json.loads(gzip.decompress(packed.read_bytes()))["trials"]
-        trials = [*(trial for trial in kept if trial["problem"]["kernel"] not in ran), *trials]
-        document["trials"] = len(trials)
+        sets = [*(each for each in read_trial_sets(packed) if each.problem.kernel not in ran), *sets]
+        document["trials"] = sum(len(each.trials) for each in sets)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=2) + "\n")
-    head = {name: document[name] for name in ("device", "environment")}
-    # Without a time in its header, so that equal trials give an equal file.
-    packed.write_bytes(gzip.compress(json.dumps({**head, "trials": trials}).encode(), mtime=0))
-
-
-def every_trial(store: Store) -> list[dict[str, Any]]:
-    """Every trial of the database as the server lists it, oldest first, for those who start from what is known."""
-    trials: list[Trial] = []
-    after = None
-    while True:
-        page = store.list_trials(limit=1000, after=after)
-        trials += page.items
-        if (after := page.next) is None:
-            break
-    return [trial_document(trial, {}) for trial in sorted(trials, key=lambda trial: trial.id or 0)]
+    write_trial_sets(packed, sets)
 
 
 def report_head(report: Report) -> dict[str, Any]:

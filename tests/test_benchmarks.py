@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+from tunedex.db.records import Stage
+from tunedex.interop.trials import read_trial_sets
 
 ROOT = Path(__file__).parents[1]
 ROW = {"kernel", "problem", "bytes", "flops", "implementation", "ours_us", "served_us", "default_us", "library_us"}
@@ -32,6 +34,6 @@ def test_the_quick_benchmark(tmp_path: Path) -> None:
     assert set(row) >= ROW
     assert set(row["peers_us"]) == {"eager"}
     assert row["ratio_to_best_peer"] == row["peers_us"]["eager"] / row["ours_us"]
-    trials = json.loads(gzip.decompress(out.with_suffix(".trials.json.gz").read_bytes()))["trials"]
-    assert len(trials) == document["trials"]
-    assert sum(trial["stage"] == "search" for trial in trials) == 4
+    (exported,) = read_trial_sets(out.with_suffix(".trials.json.gz"))
+    assert len(exported.trials) == document["trials"]
+    assert sum(trial.stage is Stage.SEARCH for trial in exported.trials) == 4

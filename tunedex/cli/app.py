@@ -9,7 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from tunedex.cli import db, devices, kernels, lookup, profile, promote, recommend, selftest, serve, sweep, verify
+from tunedex.cli import (
+    db,
+    devices,
+    export,
+    kernels,
+    lookup,
+    profile,
+    promote,
+    recommend,
+    replay,
+    selftest,
+    serve,
+    sweep,
+    verify,
+)
 from tunedex.core.errors import TunedexError
 
 app = typer.Typer(
@@ -33,7 +47,21 @@ def options(
         raise typer.Exit
 
 
-for group in (devices, kernels, sweep, verify, selftest, profile, lookup, recommend, serve, promote, db):
+for group in (
+    devices,
+    kernels,
+    sweep,
+    verify,
+    selftest,
+    profile,
+    replay,
+    export,
+    lookup,
+    recommend,
+    serve,
+    promote,
+    db,
+):
     group.register(app)
 
 #: The distribution that an import name belongs to, by the extra that installs it.

@@ -233,6 +233,23 @@ class Profiling:
 
 
 @dataclass(frozen=True)
+class Replaying:
+    """How a search is replayed on a recording, and what is told of it.
+
+    The loss is told after each of ``budgets`` trials; near the optimum is what is at most ``near_share`` slower. A
+    sampler's results are told after every ``batch`` proposals. One that may propose what it knows is given a random
+    config after ``most_wasted`` proposals in a row that were repeats or no configs.
+    """
+
+    budgets: tuple[int, ...] = (10, 20, 50, 100, 200)
+    trials: int = 200
+    seeds: int = 20
+    near_share: float = 0.05
+    batch: int = 1
+    most_wasted: int = 20
+
+
+@dataclass(frozen=True)
 class Settings:
     timing: Timing = Timing()
     verifying: Verifying = Verifying()
@@ -245,6 +262,7 @@ class Settings:
     selftest: SelfTest = SelfTest()
     watching: Watching = Watching()
     profiling: Profiling = Profiling()
+    replaying: Replaying = Replaying()
     #: Seed of the inputs: the same for every sweep, so that output hashes and errors can be compared.
     input_seed: int = 0
     #: How often who waits for a compiled config, or for a sweep's threads, sees whether it was stopped, in seconds.
