@@ -138,20 +138,45 @@ def tuned(problem: Problem, rows: Iterable[Row], version: str, limits: Limits) -
 def ranked(signature: Signature, asked: Problem, group: Sequence[Tuned], default: Config | None) -> Ranking | None:
     """The ranking for ``asked`` of what ``group``, the tuned problems of its group, measured; None where none of them
     is near enough, or nothing but ``default``, the kernel's for ``asked``, lies within what was verified."""
-    places = {held.problem.key: distance(signature, asked, held.problem) for held in group}
-    near = _nearest(group, places)
+    near = neighbours(signature, asked, group)
     if not near:
         return None
-    order = _order(near, places, default)
-    proven = {key for key in order if _verified(signature, asked, key, group)}
-    served = [key for key in order if key in proven or _for_every_problem(key, near, default)]
+    keys = order(near, default)
+    proven = {key for key in keys if _verified(signature, asked, key, group)}
+    served = [key for key in keys if key in proven or _for_every_problem(key, near, default)]
     own = default.key if default else None
     if not served or (served[0] == own and not proven - {own}):
         return None
-    nearest = near[0].problem
-    rows = tuple(next(held.rows[key] for held in near if key in held.rows) for key in served)
-    loss = _expected_loss(signature, near, group, places[nearest.key], default)
-    return Ranking(rows, nearest, places[nearest.key], len(near), loss)
+    rows = tuple(next(held.rows[key] for held, _ in near if key in held.rows) for key in served)
+    nearest, apart = near[0]
+    loss = _expected_loss(signature, near, group, apart, default)
+    return Ranking(rows, nearest.problem, apart, len(near), loss)
+
+
+def neighbours(
+    signature: Signature, asked: Problem, group: Iterable[Tuned], least: float = 0.0
+) -> list[tuple[Tuned, float]]:
+    """Those of ``group`` within the bound, and no nearer than ``least``, each with its distance, the nearest first."""
+    places = [(held, distance(signature, asked, held.problem)) for held in group]
+    within = [place for place in places if least <= place[1] <= NEARNESS.most_doublings]
+    within.sort(key=lambda place: (place[1], place[0].problem.key))
+    return within[: NEARNESS.most_neighbours]
+
+
+def order(near: Sequence[tuple[Tuned, float]], default: Config | None) -> list[str]:
+    """The keys of the configs that the neighbours ``near`` list, each with its distance, the best first."""
+    weights = [2 ** -(apart / NEARNESS.halving_doublings) for _, apart in near]
+    total = math.fsum(weights)
+    scores: dict[str, float] = {}
+    for key in sorted({key for held, _ in near for key in held.rows}):
+        terms = (weight * math.log1p(held.loss(key)) for weight, (held, _) in zip(weights, near, strict=True))
+        scores[key] = math.fsum(terms) / total
+    keys = sorted(scores, key=lambda key: (scores[key], key))
+    kept = next((key for key in keys if _for_every_problem(key, near, default)), None)
+    if kept is not None and not beats(math.exp(scores[keys[0]] - scores[kept]), 1.0):
+        keys.remove(kept)
+        keys.insert(0, kept)
+    return keys
 
 
 def _fixed(dimension: Dimension, size: int) -> int | bool | None:
@@ -161,35 +186,11 @@ def _fixed(dimension: Dimension, size: int) -> int | bool | None:
     return size % dimension.divisor == 0 if dimension.divisor else None
 
 
-def _nearest(group: Iterable[Tuned], places: Mapping[str, float], least: float = 0.0) -> list[Tuned]:
-    """Those of ``group`` within the bound, and no nearer than ``least``, the nearest first."""
-    within = [held for held in group if least <= places[held.problem.key] <= NEARNESS.most_doublings]
-    within.sort(key=lambda held: (places[held.problem.key], held.problem.key))
-    return within[: NEARNESS.most_neighbours]
-
-
-def _order(near: Sequence[Tuned], places: Mapping[str, float], default: Config | None) -> list[str]:
-    """The keys of the configs that ``near`` lists, the best first."""
-    weights = [2 ** -(places[held.problem.key] / NEARNESS.halving_doublings) for held in near]
-    keys = sorted({key for held in near for key in held.rows})
-    scores = {
-        key: math.fsum(weight * math.log1p(held.loss(key)) for weight, held in zip(weights, near, strict=True))
-        / math.fsum(weights)
-        for key in keys
-    }
-    order = sorted(keys, key=lambda key: (scores[key], key))
-    kept = [key for key in order if _for_every_problem(key, near, default)]
-    if kept and not beats(math.exp(scores[order[0]] - scores[kept[0]]), 1.0):
-        order.remove(kept[0])
-        order.insert(0, kept[0])
-    return order
-
-
-def _for_every_problem(key: str, near: Iterable[Tuned], default: Config | None) -> bool:
+def _for_every_problem(key: str, near: Iterable[tuple[Tuned, float]], default: Config | None) -> bool:
     """Whether the config of that key is the default or the library call, which need no proof at other sizes."""
     if default is not None and key == default.key:
         return True
-    return any(key in held.rows and held.rows[key].config.library for held in near)
+    return any(key in held.rows and held.rows[key].config.library for held, _ in near)
 
 
 def _verified(signature: Signature, asked: Problem, key: str, group: Iterable[Tuned]) -> bool:
@@ -210,16 +211,19 @@ def _regularity(size: int) -> int:
 
 
 def _expected_loss(
-    signature: Signature, near: Sequence[Tuned], group: Sequence[Tuned], least: float, default: Config | None
+    signature: Signature,
+    near: Iterable[tuple[Tuned, float]],
+    group: Iterable[Tuned],
+    least: float,
+    default: Config | None,
 ) -> float | None:
     """The mean loss over ``near`` of leaving one out; one further loss of the margin is counted with them, since a few
     problems prove little and no two measurements agree by more than that."""
     losses = []
-    for left_out in near:
+    for left_out, _ in near:
         others = [held for held in group if held is not left_out]
-        places = {held.problem.key: distance(signature, left_out.problem, held.problem) for held in others}
-        if neighbours := _nearest(others, places, least):
-            losses.append(left_out.loss(_order(neighbours, places, default)[0]))
+        if found := neighbours(signature, left_out.problem, others, least):
+            losses.append(left_out.loss(order(found, default)[0]))
     mean = math.fsum([*losses, MARGIN]) / (len(losses) + 1)
     return mean if losses and math.isfinite(mean) else None
 
