@@ -188,7 +188,8 @@ def main() -> int:
     print_table(columns, [_line(row) for row in found["rows"]])
     for name in ("near", "served", "ranking"):
         part = found[name]
-        print(f"{name}: {part['count']} answers, mean loss {_share(part['mean_loss'])}, worst {_share(part['worst_loss'])}")
+        losses = f"mean loss {_share(part['mean_loss'])}, worst {_share(part['worst_loss'])}"
+        print(f"{name}: {part['count']} answers, {losses}")
     return 0 if found["rows"] else 1
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tunedex.client.cache import Slot, Stamped
 from tunedex.client.settings import SETTINGS
 from tunedex.client.sources import Source
+from tunedex.core.candidates import Candidates, Match
 from tunedex.core.channel import Channel
 from tunedex.core.config import Config
 from tunedex.core.device import Device
@@ -25,9 +26,8 @@ from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
 from tunedex.core.recommend import Recommendation, read_item, recommend
-from tunedex.core.row import Row, allows, choose
 from tunedex.core.signature import Signature
-from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
+from tunedex.core.snapshot import Answer, Snapshot, with_installed
 from tunedex.core.snapshot import Source as Origin
 
 log = logging.getLogger("tunedex.client")
@@ -153,12 +153,18 @@ class Client:
         except TunedexError as error:
             return self._unanswered(held, problem.kernel, error)
 
-    def rows(self, problem: Problem, limits: Limits = NO_LIMITS) -> list[Row]:
-        """The rows for ``problem`` within ``limits``: what `answer` gives, then the others by time; none is a miss."""
-        self.answer(problem, limits)
-        rows = [row for row in self._held.snapshot.rows.get(problem.key, ()) if allows(row, limits)]
-        best = choose(rows, limits)
-        return sorted(rows, key=lambda row: (row is not best, row.measurement.time_us, row.rank))
+    def candidates(self, problem: Problem, limits: Limits = NO_LIMITS) -> Candidates:
+        """The rows that may answer for ``problem`` within ``limits``, what `answer` gives first, and how they were
+        found; where none are exact, that is a miss. Never raises."""
+        snapshot = self._held.snapshot
+        try:
+            found = snapshot.candidates(problem, limits)
+        except TunedexError as error:
+            return Candidates(Match.DEFAULT, snapshot.device.key, snapshot.revision, str(error))
+        if found.match is not Match.EXACT and not problem.empty:
+            with self._lock:
+                self._count(problem, 1)
+        return found
 
     def refresh(self, wait_s: float | None = None) -> bool:
         """Ask the source what is new, and report misses; whether another snapshot answers from now on.

@@ -15,7 +15,7 @@ class Nearness:
     ``regular_size``, no less than what any kernel cuts a dimension into.
 
     A device further than ``most_device_doublings`` answers for no other. A snapshot carries the ``relatives`` nearest
-    devices of the family, of each at most ``relative_problems`` problems with their ``relative_rows`` best rows.
+    devices of the family, of each the ``relative_rows`` best rows of a problem and ``relative_most_rows`` in all.
     """
 
     most_doublings: float = 2.0
@@ -24,8 +24,8 @@ class Nearness:
     regular_size: int = 256
     most_device_doublings: float = 1.5
     relatives: int = 2
-    relative_problems: int = 1024
     relative_rows: int = 8
+    relative_most_rows: int = 8192
 
 
 NEARNESS = Nearness()

@@ -5,6 +5,7 @@ Server and client both call `Snapshot.answer`, so the same question gets the sam
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -117,20 +118,24 @@ class Snapshot:
         if not found.rows:
             return self.default_answer(problem, found.reason)
         row = found.rows[0]
-        measured = row.measurement if found.timed else None
-        return Answer(
+        answer = Answer(
             config=row.config,
             match=found.match,
             reason=found.reason,
             source=Source(row.source, found.device, row.environment),
             distance=found.distance,
-            time_us=measured and measured.time_us,
-            speedup=row.speedup if measured else None,
-            error=measured.error if measured else None,
             channel=self.channel,
             revision=found.revision,
-            policy=measured and measured.policy.value,
             expected_loss=found.expected_loss,
+        )
+        if not found.timed:
+            return answer
+        return replace(
+            answer,
+            time_us=row.measurement.time_us,
+            speedup=row.speedup,
+            error=row.measurement.error,
+            policy=row.measurement.policy.value,
         )
 
     def candidates(self, problem: Problem, limits: Limits = NO_LIMITS) -> Candidates:
@@ -222,10 +227,9 @@ class Snapshot:
         """
         try:
             check_types(self)
-            for held in (self, *self.relatives):
-                for rows in held.rows.values():
-                    for row in rows:
-                        row.check()
+            for held in (self.rows, *(relative.rows for relative in self.relatives)):
+                for row in itertools.chain.from_iterable(held.values()):
+                    row.check()
         except ValueError as error:
             raise BadInput(f"not a snapshot: {error}", field="snapshot") from error
         return self
