@@ -20,7 +20,6 @@ from tunedex.client.settings import SETTINGS
 from tunedex.client.sources import Source
 from tunedex.core.candidates import Candidates, Match
 from tunedex.core.channel import Channel
-from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import NO_LIMITS, Limits
@@ -316,7 +315,7 @@ class Client:
         wrong = str(error) if isinstance(error, TunedexError) else f"{type(error).__name__} while reading the arguments"
         snapshot = held.snapshot
         signature = snapshot.signatures.get(kernel) if isinstance(kernel, str) else None
-        config = _default_for_any(signature, snapshot.device) if signature else None
+        config = signature.default_for_any(snapshot.device) if signature else None
         return Answer(
             config=config,
             match=Match.DEFAULT,
@@ -379,12 +378,6 @@ def _named(signature: Signature, dims: tuple[Any, ...], parameters: Mapping[str,
     if twice := [name for name, _ in zip(names, dims, strict=False) if name in parameters]:
         raise BadInput(f"{twice[0]} is given twice", field=twice[0])
     return {**dict(zip(names, dims, strict=False)), **parameters}
-
-
-def _default_for_any(signature: Signature, device: Device) -> Config | None:
-    """The default that holds for every problem: of the rules for this device, the first with no other condition."""
-    rule = next((r for r in signature.defaults if r.runs_on(device) and not r.ranges and not r.dtypes), None)
-    return Config.from_dict(rule.config) if rule else None
 
 
 #: Every client of this process that is still in use.

@@ -20,12 +20,12 @@ class Nearness:
 
     most_doublings: float = 2.0
     most_neighbours: int = 8
-    halving_doublings: float = 0.5
+    halving_doublings: float = 1.0
     regular_size: int = 256
     most_device_doublings: float = 1.5
     relatives: int = 2
-    relative_rows: int = 8
-    relative_most_rows: int = 8192
+    relative_rows: int = 4
+    relative_most_rows: int = 2048
 
 
 NEARNESS = Nearness()

@@ -209,6 +209,12 @@ class Signature:
         rule = next((rule for rule in self.defaults if rule.fits(problem, device)), None)
         return Config.from_dict(rule.config) if rule else None
 
+    def default_for_any(self, device: Device) -> Config | None:
+        """The default that holds for every problem: of the rules for this device, the first with no other
+        condition."""
+        rule = next((r for r in self.defaults if r.runs_on(device) and not r.ranges and not r.dtypes), None)
+        return Config.from_dict(rule.config) if rule else None
+
     def _dtypes(self, parameters: Mapping[str, Any]) -> dict[str, str]:
         dtypes: dict[str, str] = {}
         if "dtype" in parameters:
