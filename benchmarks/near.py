@@ -176,7 +176,9 @@ def main() -> int:
     except TunedexError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    sets = [each.to_dict() for each in _read(options.files)]
     document = {
+        **{part: _only([each[part] for each in sets]) for part in ("device", "environment")},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         **found,
@@ -191,6 +193,11 @@ def main() -> int:
         losses = f"mean loss {_share(part['mean_loss'])}, worst {_share(part['worst_loss'])}"
         print(f"{name}: {part['count']} answers, {losses}")
     return 0 if found["rows"] else 1
+
+
+def _only(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What all of ``found`` are; None where there are several, which the rows tell apart."""
+    return found[0] if len({each["key"] for each in found}) == 1 else None
 
 
 def _line(row: dict[str, Any]) -> list[object]:
