@@ -150,7 +150,7 @@ def test_a_hint_is_tried_first_and_corrected_by_what_is_measured() -> None:
     for hint in (shifted, {point: shifted[point] for point in list(shifted)[::3]}):
         study = PointStudy(SurrogateSampler(points, 0, hints=[hint, {}]))
         tried = []
-        for _ in range(20):
+        for _ in range(30):
             point = study.ask()
             assert point is not None
             tried.append(point)

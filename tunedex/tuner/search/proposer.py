@@ -40,12 +40,11 @@ def proposer(sampler: Sampler, points: Points, *, seed: int, trials: int, warm: 
     return PointStudy(learner(sampler, points, seed=seed, trials=trials))
 
 
-def hint(points: Points, recording: Recording) -> dict[int, float]:
-    """What ``recording`` measured of ``points``: the logarithms of its times in milliseconds, by point."""
+def hint(points: Points, recording: Recording) -> dict[int, float | None]:
+    """What ``recording`` says of ``points``: the logarithm of each time in milliseconds, None for a failure."""
     times = {
-        frozenset(config.items()): time_ms
+        frozenset(config.items()): None if time_ms is None else math.log(time_ms)
         for config, time_ms in zip(recording.configs, recording.times_ms, strict=True)
-        if time_ms is not None
     }
-    known = ((point, times.get(frozenset(points.values(point).items()))) for point in range(len(points)))
-    return {point: math.log(time_ms) for point, time_ms in known if time_ms is not None}
+    keys = (frozenset(points.values(point).items()) for point in range(len(points)))
+    return {point: times[key] for point, key in enumerate(keys) if key in times}

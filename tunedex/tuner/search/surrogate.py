@@ -26,6 +26,9 @@ from tunedex.tuner.settings import SETTINGS, Surrogate
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
+#: The logarithms of the times of points, None for a failure.
+Hint = Mapping[int, float | None]
+
 
 class SurrogateSampler(ListedSampler):
     """Proposes points far from one another first, then those of which most is expected.
@@ -33,7 +36,7 @@ class SurrogateSampler(ListedSampler):
     Args:
         points: the space.
         seed: the same seed and the same results give the same proposals.
-        hints: for each device or shape that is known, the logarithms of the times of the points that ran there.
+        hints: what each device or shape that is known says of the points that were tried there.
     """
 
     def __init__(
@@ -42,15 +45,15 @@ class SurrogateSampler(ListedSampler):
         seed: int,
         settings: Surrogate = SETTINGS.surrogate,
         *,
-        hints: Sequence[Mapping[int, float]] = (),
+        hints: Sequence[Hint] = (),
     ) -> None:
         super().__init__(points)
-        #: What is expected of each point, above the best; None where nothing is known.
-        self._expected = _expected(len(points), [hint for hint in hints if hint], settings.clip)
         self._settings = settings
         self._random = np.random.default_rng(seed)
         self._features = Features.of(points)
         self._process = GaussianProcess(self._features, settings)
+        #: What is expected of each point, above the best; None where nothing is known.
+        self._expected = _expected(self._features, hints, settings)
         self._left = np.ones(len(points), dtype=bool)
         #: The points that the process was fitted to, and after how many it is fitted again.
         self._fitted: list[int] = []
@@ -117,16 +120,27 @@ class SurrogateSampler(ListedSampler):
         return int(drawn[distances.min(axis=1).argmax()])
 
 
-def _expected(count: int, hints: Sequence[Mapping[int, float]], clip: float) -> Floats | None:
-    """The mean over ``hints`` of how much above its best each of ``count`` points is, ``clip`` at most and where a hint
-    has no time."""
+def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) -> Floats | None:
+    """The mean over ``hints`` of how much above its best each point is, at most the clip and where it failed; where a
+    hint says nothing of a point, what a process that learnt from the hint predicts."""
+    hints = [hint for hint in hints if any(value is not None for value in hint.values())]
     if not hints:
         return None
-    above = np.full((len(hints), count), clip)
-    for row, hint in zip(above, hints, strict=True):
-        values = np.array(list(hint.values()))
-        row[list(hint)] = np.minimum(values - values.min(), clip)
-    expected: Floats = above.mean(axis=0)
+    every = np.arange(len(features.columns))
+    above = []
+    for hint in hints:
+        best = min(value for value in hint.values() if value is not None)
+        told = {place: settings.clip if value is None else value - best for place, value in hint.items()}
+        row = np.zeros(len(every))
+        if len(told) < len(every):
+            fastest = sorted(told, key=lambda place: told[place])[: settings.most_fitted]
+            process = GaussianProcess(features, settings)
+            values = np.minimum([told[place] for place in fastest], settings.clip)
+            process.fit(fastest, values, every)
+            row = process.predict(values)[0]
+        row[list(told)] = list(told.values())
+        above.append(np.clip(row, 0, settings.clip))
+    expected: Floats = np.mean(above, axis=0)
     return expected
 
 
