@@ -24,10 +24,15 @@ def canonical_json(value: Any) -> str:
     """Spell ``value`` canonically.
 
     Raises:
-        ValueError: a number is not finite, or a key is not a string.
+        ValueError: a number is not finite, a key is not a string, or a string has no spelling in UTF-8.
         TypeError: a value is of a type that JSON does not have.
     """
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a surrogate pair is no text") from error
+    return text
 
 
 def key_of(value: Any) -> str:

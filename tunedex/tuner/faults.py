@@ -18,5 +18,7 @@ def laid_on_the_problem(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
         raise NotOpened(f"{what}: {type(error).__name__}: {one_line(error)}") from error

@@ -103,7 +103,10 @@ class History:
         with self._c.ledger.of("store"):
             rows = self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
         with laid_on_the_problem("what is published cannot be read"):
-            return mapped_forward(self._task.kernel, rows)
+            mapped = mapped_forward(self._task.kernel, rows)
+            for row in mapped:
+                row.config.check()
+            return mapped
 
     def _stored(self, problem: Problem) -> list[Trial]:
         return self._c.store.trials_of(
