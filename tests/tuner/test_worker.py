@@ -15,10 +15,11 @@ from tunedex.core.errors import BadInput
 from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.spent import Ledger
-from tunedex.tuner.worker import DeviceLost, NotOpened, Stopped, Worker
+from tunedex.tuner.worker import DeviceLost, Stopped, Worker
 
 START_S = 60.0
 

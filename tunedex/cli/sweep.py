@@ -84,7 +84,11 @@ def sweep(
     alike: dict[str, list[DetectedDevice]] = {}
     for found in detect(device):
         alike.setdefault(found.device.key, []).append(found)
-    plans = [(group, tasks_for(group[0].device, names, given, seen)) for group in alike.values()]
+    left_out: list[str] = []
+    tell = left_out.append
+    plans = [(group, tasks_for(group[0].device, names, given, seen, tell=tell)) for group in alike.values()]
+    for line in dict.fromkeys(left_out):
+        say(line)
     command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
@@ -106,7 +110,7 @@ def sweep(
             if reports[-1].interrupted:
                 break
     _print(reports, published, as_json, command)
-    return _exit_code(reports)
+    return _exit_code(reports) or (1 if left_out else 0)
 
 
 def _print(reports: list[Report], published: list[str], as_json: bool, command: str) -> None:

@@ -23,6 +23,7 @@ from tunedex.kernels.base import InputSource, Kernel, Launch
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings, load
 from tunedex.tuner.checking import Refused, check
+from tunedex.tuner.costs import cost_of
 from tunedex.tuner.devices import energy_j, sample
 from tunedex.tuner.failures import STICKY, failure_of
 from tunedex.tuner.imports import import_compilers
@@ -129,7 +130,7 @@ class Bench:
         if measured is not None:
             written = TensorSet({}, outputs.tensors).bytes
             peaks = peaks_of(self._device)
-            physics = physics_of(kernel.cost(problem), written, self._device, peaks, measured, self._timing)
+            physics = physics_of(cost_of(kernel, problem), written, self._device, peaks, measured, self._timing)
         policy = policy or self._timer.policy(floor_us)
         self._opened = Opened(kernel, problem, policy, physics, inputs, outputs)
         self._arguments = (problem, max_error, floor_us, measured, policy)

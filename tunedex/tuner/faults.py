@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tunedex.core.display import one_line
-from tunedex.tuner.worker import NotOpened
+from tunedex.core.errors import TunedexError
+
+
+class NotOpened(TunedexError):
+    """A problem's cost, inputs or references cannot be made on the device; no config is at fault."""
 
 
 @contextmanager

@@ -29,13 +29,12 @@ from tunedex.kernels.forward import mapped_forward
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.context import Context
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.faults import NotOpened, laid_on_the_problem
 from tunedex.tuner.report import Effort, Progress
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
-from tunedex.tuner.worker import NotOpened
 
 
 class Outcome(StrEnum):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tunedex.core.device import Environment
@@ -21,6 +21,7 @@ from tunedex.tuner.budget import Budget
 from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.context import Context
+from tunedex.tuner.costs import named_peaks
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock, lock_name
 from tunedex.tuner.process import ChildProcess
@@ -267,12 +268,7 @@ class DeviceSweep:
     def _ceilings(self, detected: DetectedDevice, tasks: Sequence[Task], worker: Worker) -> Ceilings:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
         machine."""
-        peaks: set[str] = set()
-        for task in tasks:
-            for problem in task.problems:
-                with suppress(Exception):  # the kernel's own code, whose fault its problem's is
-                    peaks.add(task.kernel.cost(problem).peak)
-        peaks.discard("")
+        peaks = named_peaks((task.kernel, problem) for task in tasks for problem in task.problems)
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring", detected.selector))

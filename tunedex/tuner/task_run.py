@@ -21,7 +21,7 @@ from tunedex.tuner.budget import Due
 from tunedex.tuner.ceilings import roofline_share, shortest_us
 from tunedex.tuner.compiling import compiled
 from tunedex.tuner.context import Context
-from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.final import Held, finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
@@ -30,7 +30,7 @@ from tunedex.tuner.search.search import Candidate, Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
-from tunedex.tuner.worker import FinalTimes, NotOpened
+from tunedex.tuner.worker import FinalTimes
 
 Compiled = Future[Resources | Failure]
 
@@ -212,8 +212,7 @@ class TaskRun:
             time_us = row.measurement.time_us
             if known := published.get((row.config.key, time_us)):
                 return known
-            with laid_on_the_problem("has no cost"):
-                return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
+            return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
 
         return share
 
@@ -309,8 +308,7 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        with laid_on_the_problem("cannot be set up"):
-            floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
+        floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
         policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 

@@ -20,6 +20,7 @@ from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner.bench import Busy, FinalTime
 from tunedex.tuner.failures import STICKY
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure, RemoteError
 from tunedex.tuner.settings import Timeouts
@@ -43,10 +44,6 @@ class BenchProcess(Protocol):
 
 class DeviceLost(CannotRun):
     """No measuring process can be started on the device."""
-
-
-class NotOpened(TunedexError):
-    """A problem's inputs or references cannot be made on the device; no config is at fault."""
 
 
 class Stopped(TunedexError):
