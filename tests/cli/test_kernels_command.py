@@ -62,10 +62,8 @@ def test_a_kernel_that_names_no_preset_problems_is_named(
     monkeypatch.setattr(all_kernels()["softmax"], "quick", lambda device: [{"rows": 0, "cols": 4, "dtype": "float32"}])
     assert app.run(["kernels", "--json", "--device", "cpu"]) == 1
     printed = capsys.readouterr()
-    assert (
-        printed.err
-        == "kernel softmax names no problems of the quick preset: BadInput: rows=0: nothing to compute; a size is at least 1\n"
-    )
+    (line,) = printed.err.splitlines()
+    assert line.startswith("kernel softmax names no problems of the quick preset: BadInput: rows=0: nothing to compute")
     spaces = {item["kernel"]: item["spaces"] for item in json.loads(printed.out)["kernels"]}
     assert not spaces["softmax"]
     assert spaces["linear_gelu"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import threading
 import time
 from collections.abc import Iterator
@@ -48,7 +49,11 @@ class Compiler:
         """
         implementation = get_kernel(problem.kernel).implementation(config.implementation)
         try:
-            return implementation.compile(problem, config, device)
+            needed = implementation.compile(problem, config, device)
+            if not isinstance(needed, Resources):
+                raise TypeError(f"compile() gives {reprlib.repr(needed)}, which is no Resources")
+            needed.check()
+            return needed
         except OSError as error:
             raise HostFault(f"{type(error).__name__}: {one_line(error)}") from error
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
