@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Insert, case, delete, func, insert, select, update
@@ -89,10 +89,16 @@ def register_environment(session: Session, environment: Environment) -> None:
 
 
 def register_signatures(session: Session, signatures: Iterable[Signature]) -> None:
-    """Record ``signatures``; one that is not its kernel's latest becomes it, so going back to older code works too."""
+    """Record ``signatures``; one that is not its kernel's latest becomes it, so going back to older code works too, and
+    so it does where the clock was ahead when that was registered."""
     latest = latest_kernels(session)
+    found = session.execute(select(KernelRow.name, func.max(KernelRow.registered_at)).group_by(KernelRow.name))
+    after = {name: last + timedelta(microseconds=1) for name, last in found if isinstance(last, datetime)}
     time = now()
-    columns = [kernel_columns(signature, time) for signature in {s.kernel: s for s in signatures}.values()]
+    columns = [
+        kernel_columns(signature, max(time, after.get(name, time)))
+        for name, signature in {s.kernel: s for s in signatures}.items()
+    ]
     rows = [row for row in columns if latest.get(row["name"]) != row["key"]]
     upsert(session, KernelRow, rows, key=["key"], change=["registered_at"])
 
@@ -170,10 +176,9 @@ def loosest_bound(session: Session, device: str, problem: str) -> float | None:
     return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
 
 
-def last_tried(session: Session, device: str) -> dict[str, datetime]:
-    statement = select(TrialRow.problem_key, func.max(TrialRow.created_at)).where(TrialRow.device_key == device)
-    found = session.execute(statement.group_by(TrialRow.problem_key))
-    return {key: last for key, last in found if isinstance(last, datetime)}
+def last_tried(session: Session, device: str) -> dict[str, int]:
+    statement = select(TrialRow.problem_key, func.max(TrialRow.id)).where(TrialRow.device_key == device)
+    return {key: last for key, last in session.execute(statement.group_by(TrialRow.problem_key))}
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -156,8 +155,7 @@ class Recheck:
         published = self._published(kernels)
         if everything:
             tried = self._store.last_tried(self._device.key)
-            never = datetime.min.replace(tzinfo=UTC)
-            published.sort(key=lambda each: tried.get(each.problem.key, never))
+            published.sort(key=lambda each: tried.get(each.problem.key, 0))
         stale = [each for each in published if everything or not each.is_of(self._environment.key)]
         report.current = len(published) - len(stale)
         report.revision = self._store.current_revision(self._device.key, Channel.CANDIDATE)
