@@ -49,6 +49,7 @@ class Simulation:
         offset: how far apart processes are: each is up to so much slower than the fastest can be.
         states: gives the device's state after each round of a final.
         hangs: configs that never return.
+        fails: how a config fails in the process of that number, if it does.
     """
 
     time_us: Callable[[Config], float]
@@ -62,6 +63,7 @@ class Simulation:
     sample_s: float = 0.003
     states: Callable[[], Sample] = Sample
     hangs: Callable[[Config], bool] = lambda config: False
+    fails: Callable[[int, Config], Failure | None] = lambda number, config: None
     now: float = 0.0
     calls: list[tuple[int, str, Any]] = field(default_factory=list)
     starts: int = 0
@@ -144,6 +146,8 @@ class SimulatedProcess:
             self.close()
             raise ProcessFailure(f"measure took longer than {timeout_s:g} s", kind=FailureKind.TIMEOUT)
         s.now += s.measure_s
+        if fails := s.fails(self._number, config):
+            return fails, Sample()
         # By the config, so that the order in which configs are tried changes nothing.
         time_us = self._noisy(config, random.Random(f"{s.seed} {config.key}"))
         found = Measurement(

@@ -24,6 +24,7 @@ from tunedex.db.mapping import (
     problem_of,
     signature_of,
     sweep_columns,
+    sweep_of,
     trial_columns,
     trial_of,
 )
@@ -144,6 +145,11 @@ def end_sweep(session: Session, sweep: int, status: SweepStatus) -> None:
         raise BadInput(f"sweep {sweep} is unknown; `start_sweep` gives the number of one", field="sweep")
 
 
+def sweep(session: Session, number: int) -> Sweep | None:
+    row = session.get(SweepRow, number)
+    return read_or(None, lambda: sweep_of(row)) if row else None
+
+
 def add_trials(session: Session, trials: Sequence[Trial]) -> list[int]:
     """Record ``trials`` and the problems among them that are new; the numbers grow in the order given."""
     register_problems(session, [trial.problem for trial in trials])
@@ -178,7 +184,7 @@ def loosest_bound(session: Session, device: str, problem: str) -> float | None:
 
 def last_tried(session: Session, device: str) -> dict[str, int]:
     statement = select(TrialRow.problem_key, func.max(TrialRow.id)).where(TrialRow.device_key == device)
-    return {key: last for key, last in session.execute(statement.group_by(TrialRow.problem_key))}
+    return dict(session.execute(statement.group_by(TrialRow.problem_key)).tuples().all())
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:

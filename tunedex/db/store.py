@@ -156,6 +156,10 @@ class Store:
         """
         self._write(recording.end_sweep, sweep, status)
 
+    def sweep(self, number: int) -> Sweep | None:
+        """The sweep of that number; None where there is none, or it cannot be read."""
+        return self._read(recording.sweep, number)
+
     def add_trial(self, trial: Trial) -> int:
         """Record ``trial``, and its problem where it is new, and give its number. It is kept once this returns."""
         return self.add_trials([trial])[0]

@@ -27,6 +27,9 @@ from tunedex.tuner.settings import SETTINGS, Timeouts
 
 _log = logging.getLogger(__name__)
 
+#: How the words begin of what ended a compiling process.
+COMPILING = "compiling: "
+
 #: How often a config is handed to a compiling process before it is left to the worker.
 _ATTEMPTS = 2
 
@@ -218,7 +221,7 @@ class CompilePool:
         except HostFault:
             raise
         except ProcessFailure as failure:
-            return Failure(failure.kind, f"compiling: {failure}")
+            return Failure(failure.kind, f"{COMPILING}{failure}")
         except TunedexError as error:  # what is no `Exception` there, or cannot be sent
             return Failure(FailureKind.COMPILE_ERROR, str(error))
         return result

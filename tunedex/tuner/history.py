@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
@@ -11,6 +12,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.db.records import Stage, Trial
 from tunedex.kernels.forward import mapped_forward
+from tunedex.tuner.compiling import COMPILING
 from tunedex.tuner.context import Context
 from tunedex.tuner.faults import laid_on_the_problem
 from tunedex.tuner.tasks import Task
@@ -28,6 +30,7 @@ class History:
         with context.ledger.of("store"):
             self._trials = {problem.key: self._stored(problem) for problem in task.problems}
         self._generations: dict[int | None, int] = {}
+        self._options: dict[int | None, Mapping[str, Any]] = {}
 
     def add(self, trials: Sequence[Trial], generation: int = 0) -> list[Trial]:
         """Store ``trials``, all or none, and give them back with their numbers. ``generation`` is of the process that
@@ -81,6 +84,15 @@ class History:
         mine = self._task.max_error
         return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
 
+    def ended_too_soon(self, trial: Trial) -> bool:
+        """Whether ``trial`` was ended by a limit on its time that is longer in this sweep, or that is not known."""
+        outcome = trial.outcome
+        if not isinstance(outcome, Failure) or outcome.kind is not FailureKind.TIMEOUT or trial.sweep == self._c.sweep:
+            return False
+        name = "compile_s" if outcome.detail.startswith(COMPILING) else "trial_s"
+        limit_s = self._limits(trial.sweep).get(name)
+        return not isinstance(limit_s, int | float) or limit_s < self._c.timeouts.of_trials[name]
+
     def best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
         best: dict[bool, float] = {}
@@ -107,6 +119,14 @@ class History:
             for row in mapped:
                 row.config.check()
             return mapped
+
+    def _limits(self, sweep: int | None) -> Mapping[str, Any]:
+        """The options of the sweep of that number; none where it is not there."""
+        if sweep not in self._options:
+            with self._c.ledger.of("store"):
+                found = self._c.store.sweep(sweep) if sweep is not None else None
+            self._options[sweep] = found.options if found else {}
+        return self._options[sweep]
 
     def _stored(self, problem: Problem) -> list[Trial]:
         return self._c.store.trials_of(

@@ -244,7 +244,8 @@ class DeviceSweep:
             store.register_device(self._device)
             store.register_environment(self._environment)
             store.register_signatures(task.kernel.signature for task in tasks)
-            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, {**options, "locks": held}))
+            stored = {**options, **self._timeouts.of_trials, "locks": held}
+            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, stored))
             status = SweepStatus.FAILED
             try:
                 yield sweep

@@ -235,7 +235,7 @@ class TaskRun:
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
-                if not self._history.refused_too_strictly(trial):
+                if not self._history.refused_too_strictly(trial) and not self._history.ended_too_soon(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
 
@@ -294,12 +294,16 @@ class TaskRun:
         if isinstance(resources, Failure):
             outcome = resources
         else:
-            with self._at_fault(problem):
-                self._open(problem)
-            if problem.key in self._faults:
-                return None
-            c.worker.prepare()
-            outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
+            shared = True
+            while shared:  # for want of memory that others may have kept, it is tried again where there were no others
+                with self._at_fault(problem):
+                    self._open(problem)
+                if problem.key in self._faults:
+                    return None
+                c.worker.prepare()
+                shared = c.worker.searched
+                outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
+                shared = shared and isinstance(outcome, Failure) and outcome.kind is FailureKind.OOM
             cut = limit_s < c.timeouts.trial_s
             if cut and isinstance(outcome, Failure) and outcome.kind is FailureKind.TIMEOUT:
                 return None

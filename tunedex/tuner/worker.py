@@ -152,6 +152,11 @@ class Worker:
             self._failed()
         return FinalTimes(tuple(times), tuple(states))
 
+    @property
+    def searched(self) -> bool:
+        """Whether the process at hand has measured a config, which may have kept what it took."""
+        return bool(self._searched)
+
     def renew(self) -> None:
         """Go on in a process that searched nothing. Nothing is done where this one did not."""
         if self._searched:
