@@ -56,7 +56,7 @@ def test_a_cost_is_numbers(planted: Kernel, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_no_cost_is_said(wrong: tuple[Kernel, str]) -> None:
     kernel, words = wrong
     problem = task_of(kernel).problems[0]
-    with pytest.raises(NotOpened, match="it has no cost") as caught:
+    with pytest.raises(NotOpened, match="has no cost") as caught:
         cost_of(kernel, problem)
     assert words in str(caught.value)
     assert named_peaks([(kernel, problem)]) == set()

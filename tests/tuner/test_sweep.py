@@ -92,7 +92,7 @@ def test_a_config_that_ends_the_process_in_the_final_costs_itself_alone(
     ("rows", "words"),
     [
         (13, "cannot be set up: RuntimeError: planted: no reference"),
-        (17, "it has no cost: ZeroDivisionError: planted: no cost"),
+        (17, "has no cost: ZeroDivisionError: planted: no cost"),
     ],
 )
 def test_a_problem_that_cannot_be_set_up_does_not_stop_the_others(

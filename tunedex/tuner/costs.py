@@ -19,7 +19,7 @@ def cost_of(kernel: Kernel, problem: Problem) -> Cost:
     Raises:
         NotOpened: it states none: its code fails, or what it gives is no cost.
     """
-    with laid_on_the_problem("it has no cost"):
+    with laid_on_the_problem("has no cost"):
         cost = kernel.cost(problem)
         if not isinstance(cost, Cost):
             raise TypeError(f"a {type(cost).__name__} is no Cost")
