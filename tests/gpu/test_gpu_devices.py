@@ -56,7 +56,7 @@ def test_work_takes_energy_where_the_card_counts_it(found: DetectedDevice) -> No
 
 def test_our_own_work_is_not_somebody_elses_load(found: DetectedDevice) -> None:
     time.sleep(1.5)
-    load.watch(found.device)
+    load.watch(found.device, load.seen_idle(found.device))
     states = []
     for _ in range(3):
         _work(1.0)

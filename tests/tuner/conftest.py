@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels
+from tunedex.tuner import worker
+from tunedex.tuner.settings import SETTINGS
 
 PLANTED = Path(__file__).parent / "planted"
 
@@ -30,3 +33,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 def steps(planted: Kernel) -> Kernel:
     """The kernel ``steps``: all of its configs are right."""
     return all_kernels()["steps"]
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait before a process is started again that could not be."""
+    pauses_s = tuple(0.0 for _ in SETTINGS.worker.start_pauses_s)
+    hasty = replace(SETTINGS, worker=replace(SETTINGS.worker, start_pauses_s=pauses_s))
+    monkeypatch.setattr(worker, "SETTINGS", hasty)

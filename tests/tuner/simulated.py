@@ -18,6 +18,7 @@ from tunedex.db.records import Ceilings
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.bench import Busy, FinalTime
 from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.load import Idle
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure
 from tunedex.tuner.report import Effort, Report
@@ -49,7 +50,9 @@ class Simulation:
         offset: how far apart processes are: each is up to so much slower than the fastest can be.
         states: gives the device's state after each round of a final.
         hangs: configs that never return.
-        fails: how a config fails in the process of that number, if it does.
+        fails: configs for which there is no memory.
+        state: the device's while it is searched.
+        idle: what the first process sees of the device before anything runs on it.
     """
 
     time_us: Callable[[Config], float]
@@ -63,7 +66,9 @@ class Simulation:
     sample_s: float = 0.003
     states: Callable[[], Sample] = Sample
     hangs: Callable[[Config], bool] = lambda config: False
-    fails: Callable[[int, Config], Failure | None] = lambda number, config: None
+    fails: Callable[[Config], bool] = lambda config: False
+    state: Sample = field(default_factory=Sample)
+    idle: Idle | None = None
     now: float = 0.0
     calls: list[tuple[int, str, Any]] = field(default_factory=list)
     starts: int = 0
@@ -87,6 +92,10 @@ class Simulation:
         """Sweep ``tasks`` on the device, with everything else as it is."""
         swept = DeviceSweep(store, DEVICE, ENVIRONMENT, effort, make=self.process, clock=self.clock, **more)
         return swept.run(tasks, {})
+
+
+class _Late(BaseException):
+    """The time for a call is over, whoever is at work in it."""
 
 
 class SimulatedProcess:
@@ -129,10 +138,15 @@ class SimulatedProcess:
         floor_us: float,
         ceilings: Ceilings,
         policy: Policy | None,
+        idle: Idle | None,
         *,
         timeout_s: float,
-    ) -> None:
+    ) -> Policy:
         self._s.now += self._s.open_s
+        return policy or Policy.EAGER_WARM
+
+    def _idle(self, *, timeout_s: float) -> Idle | None:
+        return self._s.idle
 
     def _busy(self, *, timeout_s: float) -> Busy:
         return Busy()
@@ -146,8 +160,8 @@ class SimulatedProcess:
             self.close()
             raise ProcessFailure(f"measure took longer than {timeout_s:g} s", kind=FailureKind.TIMEOUT)
         s.now += s.measure_s
-        if fails := s.fails(self._number, config):
-            return fails, Sample()
+        if s.fails(config):
+            return Failure(FailureKind.OOM, "planted"), s.state
         # By the config, so that the order in which configs are tried changes nothing.
         time_us = self._noisy(config, random.Random(f"{s.seed} {config.key}"))
         found = Measurement(
@@ -160,32 +174,39 @@ class SimulatedProcess:
             lossless=True,
             output_hash="same",
         )
-        return found, Sample()
+        return found, s.state
 
     def _final(
         self, configs: Sequence[Config], seconds: float, against: Sequence[Config], *, timeout_s: float
     ) -> tuple[list[FinalTime | Failure], tuple[Sample, ...]]:
         s = self._s
         states: list[Sample] = []
+        end = s.now + timeout_s
 
         def stopwatch(config: Config) -> Callable[[], float]:
             noise = random.Random(f"{s.seed} {self._number} {config.key}")
 
             def take() -> float:
                 s.now += s.sample_s
+                if s.now > end:
+                    self.close()
+                    raise _Late
                 return self._noisy(config, noise)
 
             return take
 
-        taken = interleaved(
-            {config: stopwatch(config) for config in configs},
-            seconds,
-            SETTINGS.finals,
-            failure_of=lambda error: Failure(FailureKind.CRASH, str(error)),
-            against=against,
-            after_round=lambda: states.append(s.states()),
-            clock=s.clock,
-        )
+        try:
+            taken = interleaved(
+                {config: stopwatch(config) for config in configs},
+                seconds,
+                SETTINGS.finals,
+                failure_of=lambda error: Failure(FailureKind.CRASH, str(error)),
+                against=against,
+                after_round=lambda: states.append(s.states()),
+                clock=s.clock,
+            )
+        except _Late:
+            raise ProcessFailure(f"final took longer than {timeout_s:g} s", kind=FailureKind.TIMEOUT) from None
         return [_final_time(taken[config]) for config in configs], tuple(states)
 
     def _noisy(self, config: Config, noise: random.Random) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +34,8 @@ from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import bench as bench_module
 from tunedex.tuner import load
 from tunedex.tuner.bench import Bench, Busy, FinalTime
-from tunedex.tuner.failures import failure_of
+from tunedex.tuner.failures import SpoiltProblem, failure_of, spoils_process
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.sampling import Stopwatch
 from tunedex.tuner.sets import TensorSet
 from tunedex.tuner.settings import SETTINGS, Settings
@@ -165,6 +166,11 @@ class FakeTimer(Timer):
         self.busy_ms += seconds * 1e3
 
 
+def after(output: torch.Tensor) -> torch.Tensor:
+    """The element behind ``output``."""
+    return output.as_strided((1,), (1,), output.storage_offset() + output.numel())
+
+
 def config(name: str) -> Config:
     return Config("numba", {"name": name})
 
@@ -267,12 +273,32 @@ class TestOrder:
 class TestWhatIsWritten:
     def test_an_operand_is_only_written_where_the_kernel_says_so(self, kernel: Kernel) -> None:
         bench = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0))
+        problem = bench.opened.problem
         for name in ("scaled", "shifted"):
-            refused = measured(bench, name)
-            assert isinstance(refused, Failure)
-            assert refused.detail == "operand x was changed"
-        # What they overwrote is not held against the next.
+            assert measured(bench, name) == SpoiltProblem(FailureKind.WRONG_RESULT, "operand x was changed")
+            with pytest.raises(RuntimeError, match="no problem is open"):
+                measured(bench, "a")  # which what they overwrote would be held against
+            bench.open(problem, None, 1.0)
         assert isinstance(measured(bench, "a"), Measurement)
+
+    @pytest.mark.parametrize(
+        ("spoils", "words"),
+        [
+            (lambda set_: set_.operands["x"].add_(1), "operand x was changed"),
+            (lambda set_: after(set_.outputs["out"]).fill_(0), "out: memory beside the output was written"),
+        ],
+        ids=["operand", "beside"],
+    )
+    def test_what_is_written_only_while_it_is_timed_is_seen_as_well(
+        self, kernel: Kernel, spoils: Callable[[TensorSet], object], words: str
+    ) -> None:
+        class Racy(FakeTimer):
+            def stopwatch(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Stopwatch:
+                spoils(sets[0])
+                return super().stopwatch(launch, sets, policy)
+
+        bench = opened(kernel, Racy(lambda name, busy_ms: 100.0))
+        assert measured(bench, "a") == SpoiltProblem(FailureKind.WRONG_RESULT, words)
 
     def test_declared_writes_are_judged_and_undone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = use(monkeypatch, HalvingInPlace())
@@ -357,22 +383,38 @@ def test_a_warm_time_that_cannot_be_leaves_the_deciding_one(kernel: Kernel) -> N
     assert [(time.time_us, time.warm_us) for time in times if isinstance(time, FinalTime)] == [(100.0, None)]
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="nothing tells of this CPU's load")
+@pytest.mark.parametrize("busy", [True, False])
 def test_the_first_final_of_a_process_knows_whether_it_was_disturbed(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first look at a CPU tells nothing; it is taken when the problem is opened."""
+    looks = itertools.chain([None], itertools.repeat(busy))
+    monkeypatch.setattr(load, "_look_at", lambda *arguments: lambda: next(looks))
     monkeypatch.setattr(load, "_watches", {})
     bench = Bench(cpu(), None, settings=replace(SETTINGS, finals=replace(SETTINGS.finals, seconds=0.0)))
     bench.open(kernel.signature.problem({"rows": 4, "cols": 8, "dtype": "float32"}), None, 0.0)
     _, states = bench.final([config("a")])
     assert len(states) == SETTINGS.finals.min_rounds
-    assert {state.contended for state in states} <= {True, False}
+    assert {state.contended for state in states} == {busy}
+
+
+def test_a_failure_s_state_is_told_as_well(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0))
+    monkeypatch.setattr(bench_module, "sample", lambda device: Sample(contended=True))
+    monkeypatch.setattr(bench, "bind", fails)
+    outcome, state = bench.measure(config("a"), Resources(), {})
+    assert outcome == Failure(FailureKind.OOM, "MemoryError: planted")
+    assert state.contended is True
+
+
+def fails(config: Config) -> Launch:
+    raise MemoryError("planted")
 
 
 def test_a_problem_s_policy_is_that_of_its_trials_so_far(kernel: Kernel) -> None:
     bench = opened(kernel, FakeTimer(lambda name, busy_ms: 100.0))
     assert bench.opened.policy is Policy.GRAPH_COLD
-    bench.open(bench.opened.problem, None, 0.0, None, Policy.EAGER_COLD)
+    bench.open(bench.opened.problem, None, 0.0, policy=Policy.EAGER_COLD)
     found = measured(bench, "a")
     assert isinstance(found, Measurement)
     assert found.policy is Policy.EAGER_COLD
@@ -390,6 +432,7 @@ def test_what_cannot_be_captured_is_that_configs_failure(kernel: Kernel) -> None
     assert isinstance(refused, Failure)
     assert refused.kind is FailureKind.INVALID_TIMING
     assert "cannot be captured" in refused.detail
+    assert spoils_process(refused)
     assert isinstance(measured(bench, "b"), Measurement)
     times, _ = bench.final([config("a"), config("b")])
     assert isinstance(times[0], Failure)
@@ -415,6 +458,8 @@ def test_what_a_process_spends_its_time_on_is_added_up(kernel: Kernel) -> None:
         (MemoryError("x"), FailureKind.OOM),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureKind.ILLEGAL_ACCESS),
         (RuntimeError("CUDA error: out of memory"), FailureKind.OOM),
+        (RuntimeError("CUDA error: the launch timed out and was terminated"), FailureKind.TIMEOUT),
+        (RuntimeError("CUDA_ERROR_LAUNCH_TIMEOUT"), FailureKind.TIMEOUT),
         (RuntimeError("too many resources requested for launch"), FailureKind.OUT_OF_RESOURCES),
         (CaptureError("it waits"), FailureKind.INVALID_TIMING),
         (ValueError("anything\nelse"), FailureKind.CRASH),

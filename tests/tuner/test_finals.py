@@ -229,6 +229,15 @@ class TestDisturbances:
         assert held.state.contended is True
 
 
+def test_slow_configs_get_the_time_that_their_least_rounds_take(steps: Kernel, store: Store) -> None:
+    """Each call takes 5 s: 9 rounds of the finalists are longer than a final of short calls may be."""
+    simulation = Simulation(lambda config: 5e6 + time_us(config), sample_s=5.0)
+    report = simulation.sweep(store, [task_of(steps)])
+    assert len(simulation.finals) == 1
+    assert len(simulation.finals[0][1]) * SETTINGS.min_rounds * 5.0 > Timeouts().final_s
+    assert report.results[0].best is not None
+
+
 def all_in_5_us(configs: Sequence[Config], state: Sample = UNKNOWN) -> FinalTimes:
     return FinalTimes(tuple(FinalTime(5.0, 5.0, 5.0, 9, 5.0) for _ in configs), (state,))
 

@@ -18,7 +18,7 @@ from tunedex.core import host
 from tunedex.core.device import Device
 from tunedex.tuner import load, nvml
 from tunedex.tuner.devices import sample
-from tunedex.tuner.load import CpuLoad, GpuLoad, LoadWatch
+from tunedex.tuner.load import CpuLoad, GpuLoad, Idle, LoadWatch
 from tunedex.tuner.nvml import Nvml
 from tunedex.tuner.settings import SETTINGS
 
@@ -33,7 +33,8 @@ def watched(*answers: Any, idle: bool = True, rates: int = 0) -> list[bool | Non
     """What a watch says, after each of ``answers`` of NVML; the first is of when it began, if ``idle``."""
     given = iter(answers)
     module = fake_nvml(full_board(processes=given, rates=utilisation(rates)))
-    look = GpuLoad(Nvml(module), UUID, idle=idle)
+    seen = GpuLoad.seen_idle(Nvml(module), UUID) if idle else Idle()
+    look = GpuLoad(Nvml(module), UUID, seen)
     return [look() for _ in range(len(answers) - idle)]
 
 
@@ -70,8 +71,9 @@ def test_a_driver_that_hides_processes_is_believed_in_what_it_said_while_we_were
 
 def test_of_a_slice_nothing_is_known() -> None:
     card = full_board(mig=[1, 1], slices=[{"uuid": f"MIG-{SLICE}", "name": "NVIDIA H200 MIG 2g.35gb"}])
-    look = GpuLoad(Nvml(fake_nvml(card)), f"MIG-{SLICE}", idle=True)
-    assert look() is None
+    idle = GpuLoad.seen_idle(Nvml(fake_nvml(card)), f"MIG-{SLICE}")
+    assert idle == Idle()
+    assert GpuLoad(Nvml(fake_nvml(card)), f"MIG-{SLICE}", idle)() is None
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_the_sample_beside_a_measurement_says_it(monkeypatch: pytest.MonkeyPatch
     module = fake_nvml(full_board(processes=iter([NOT_FOUND, busy(**{OURS: 90}, **BURNER)])))
     monkeypatch.setitem(sys.modules, "pynvml", module)
     device = replace(Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"), attributes={"uuid": UUID})
-    load.watch(device)
+    load.watch(device, load.seen_idle(device))
     first = sample(device)
     assert (first.clock_mhz, first.contended) == (1980, True)
     # NVML has nothing more to give: soon after a look, the answer is the look's.

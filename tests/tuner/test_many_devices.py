@@ -15,13 +15,17 @@ from typing import Any
 import pytest
 from simulated import ENVIRONMENT, WHOLE, SimulatedProcess, Simulation, task_of
 
+from tunedex.core.config import Config
+from tunedex.core.device import Device
 from tunedex.core.errors import CannotRun
 from tunedex.core.host import cpu
+from tunedex.core.problem import Problem
 from tunedex.db import Store, open_store
 from tunedex.db.records import Stage, Sweep, SweepStatus
 from tunedex.kernels.base import Kernel
 from tunedex.tuner import sweep as sweep_module
 from tunedex.tuner.budget import Due
+from tunedex.tuner.compiling import CompilePool
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.lock import device_lock, lock_name
 from tunedex.tuner.process import ProcessFailure
@@ -30,6 +34,8 @@ from tunedex.tuner.settings import Timeouts
 from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_queue import TaskQueue
 from tunedex.tuner.tasks import Task
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 #: Two devices that nobody else has, so that their locks are ours.
 TWO = [DetectedDevice(cpu(), uuid=f"SIM-{os.getpid()}-{n}") for n in range(2)]
@@ -135,6 +141,45 @@ def test_one_that_is_lost_leaves_its_tasks_to_the_other(steps: Kernel, store: St
     assert len(report.lost) == 1
     assert "the device is gone" in report.lost[0]
     assert report.left == 0
+
+
+def test_nothing_is_compiled_any_more_for_a_device_that_is_lost(
+    steps: Kernel, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost in the first task's final, while the second's configs compile, each until the end of the test."""
+    card = DetectedDevice(Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"), 0, TWO[0].uuid)
+    host, (first, second) = Host(), tasks_of(steps, 2)
+    submitted: list[Future[Any]] = []
+    open_at_give_back: list[int] = []
+    over = threading.Event()
+    submit, compile_one, give_back = CompilePool.submit, CompilePool._compile, TaskQueue.give_back
+
+    def submits(pool: CompilePool, problem: Problem, config: Config) -> Future[Any]:
+        future = submit(pool, problem, config)
+        if problem in second.problems:
+            submitted.append(future)
+            host.broken.add(card.uuid or "")
+        return future
+
+    def compiles(pool: CompilePool, problem: Problem, config: Config) -> Any:
+        if problem in second.problems:
+            over.wait(60)
+        return compile_one(pool, problem, config)
+
+    def gives_back(queue: TaskQueue, task: Task) -> None:
+        if task == second:
+            open_at_give_back.append(sum(not future.done() and not future.running() for future in submitted))
+        give_back(queue, task)
+        over.set()
+
+    monkeypatch.setattr(CompilePool, "submit", submits)
+    monkeypatch.setattr(CompilePool, "_compile", compiles)
+    monkeypatch.setattr(TaskQueue, "give_back", gives_back)
+    swept = DeviceSweep(store, card, ENVIRONMENT, WHOLE, make=host.make)
+    with pytest.raises(CannotRun, match="the device is gone"):
+        swept.run([first, second], {})
+    assert len(submitted) > 1
+    assert open_at_give_back == [0]
 
 
 def test_when_all_are_lost_the_sweep_cannot_run(steps: Kernel, store: Store) -> None:

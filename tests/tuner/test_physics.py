@@ -11,7 +11,7 @@ from tunedex.core.measurement import Policy
 from tunedex.db.records import Ceilings
 from tunedex.kernels.base import Cost
 from tunedex.tuner.peaks import Peaks
-from tunedex.tuner.physics import Physics, physics_at, physics_of
+from tunedex.tuner.physics import Physics, physics_of
 from tunedex.tuner.settings import SETTINGS
 
 TIMING = SETTINGS.timing
@@ -61,15 +61,15 @@ def test_the_fastest_precision_that_may_do_them_counts() -> None:
     assert least(cost, peaks=Peaks(flops_s={"float32": 70e12})).cold_us == least(cost).cold_us
 
 
-def test_of_a_floor_a_share_counts() -> None:
-    assert physics_at(100.0, TIMING) == Physics(30.0, 2.0)
-    assert physics_at(0.0, TIMING) == Physics(TIMING.least_us, TIMING.least_us)
+def test_of_a_device_that_nothing_is_known_of_no_time_but_none_is_refused() -> None:
+    unknown = least(Cost(7e12, 1 * MB, "float32"), ceilings=Ceilings(copy_bytes_s=math.inf))
+    assert unknown == Physics(TIMING.least_us, TIMING.least_us)
 
 
 @pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("time_us", [-0.02, 0.0, -0.0, math.nan, math.inf, -math.inf, 1e-9])
 def test_what_is_no_time_is_a_fault_under_every_policy(policy: Policy, time_us: float) -> None:
-    assert physics_at(0.0, TIMING).fault(time_us, policy)
+    assert Physics(TIMING.least_us, TIMING.least_us).fault(time_us, policy)
 
 
 def test_a_fault_is_under_the_policys_own_least() -> None:

@@ -169,6 +169,14 @@ def test_one_problem_under_two_bounds_is_two_results(planted: Kernel, db: Path) 
     assert [result["max_error"] for result in document["results"]] == [None, 0.5]
     assert document["complete"] is True
     assert (document["interrupted"], document["left"], document["lost"]) == (False, 0, [])
+    # The second's process is the one that held the first's final: it is opened anew, under the wider bound.
+    with open_store(str(db)) as store:
+        tried = [trial for trial in trials_in(store) if trial.config.values.get("fault") == "wrong_last"]
+        rows = store.rows_of(cpu().key, planted.signature.problem(DIMS).key)
+    assert [isinstance(trial.outcome, Measurement) for trial in tried if trial.max_error is None] == [False]
+    assert {isinstance(trial.outcome, Measurement) for trial in tried if trial.max_error == 0.5} == {True}
+    if not document["results"][1]["contended"]:  # else it takes no incumbent's place
+        assert any(row.config.values.get("fault") == "wrong_last" and not row.measurement.lossless for row in rows)
 
 
 def test_a_config_refused_for_its_error_is_tried_again_under_a_wider_bound(planted: Kernel, db: Path) -> None:

@@ -16,11 +16,11 @@ from simulated import Simulation, task_of
 from sweeping import trials_in
 
 from tunedex.core.config import Config
-from tunedex.core.errors import DatabaseError
-from tunedex.core.measurement import Failure, FailureKind, Measurement
+from tunedex.core.measurement import Failure, Measurement
 from tunedex.db import engine, open_store
-from tunedex.db.records import Stage
+from tunedex.db.records import Stage, Trial
 from tunedex.kernels.base import Kernel
+from tunedex.tuner import history
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Effort, Progress, Report
 from tunedex.tuner.settings import SETTINGS
@@ -104,12 +104,11 @@ def test_memory_that_others_keep_is_no_fault_of_the_next(steps: Kernel, tmp_path
     """One config is too large wherever it runs; another only where one has run before it in the same process."""
     configs = list(Space.of(steps, task_of(steps).problems[0], simulated.DEVICE.device))
     large, second = (config for config in configs[:2])
-    before: dict[int, int] = {}
 
-    def fails(number: int, config: Config) -> Failure | None:
-        before[number] = before.get(number, 0) + 1
-        out = config == large or (config == second and before[number] > 1)
-        return Failure(FailureKind.OOM, "planted") if out else None
+    def fails(config: Config) -> bool:
+        number = simulation.calls[-1][0]
+        measured = sum(method == "measure" for process, method, _ in simulation.calls if process == number)
+        return config == large or (config == second and measured > 1)
 
     with open_store(str(tmp_path / "tunedex.db")) as store:
         simulation = Simulation(lambda config: 100.0, fails=fails)
@@ -136,8 +135,36 @@ def test_a_sweep_that_is_interrupted_waits_for_no_database(
             threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
 
     with open_store(str(tmp_path / "tunedex.db")) as store:
-        with pytest.raises((KeyboardInterrupt, DatabaseError)):
-            Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        report = Simulation(lambda config: 100.0).sweep(store, [task_of(steps)], Effort(8, None), watch=watch)
+        assert report.interrupted
         holder.execute("COMMIT")
         assert len(trials_in(store)) == 3
     holder.close()
+
+
+def test_the_best_so_far_is_kept_and_not_looked_for_beside_every_trial(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Trial] = []
+    per_item_us = history.per_item_us
+    monkeypatch.setattr(history, "per_item_us", lambda trial: per_item_us(looked.append(trial) or trial))
+    told: list[float | None] = []
+    given: list[dict[bool, float]] = []
+    measure = simulated.SimulatedProcess._measure
+
+    def measured(process: Any, config: Config, resources: Any, best_us: Any, *, timeout_s: float) -> Any:
+        given.append(best_us)
+        return measure(process, config, resources, best_us, timeout_s=timeout_s)
+
+    monkeypatch.setattr(simulated.SimulatedProcess, "_measure", measured)
+    for trials in (8, 16):  # the second goes on from what the first has stored
+        with open_store(str(tmp_path / "tunedex.db")) as store:
+            Simulation(lambda config: 100.0 + int(config.key[:2], 16)).sweep(
+                store, [task_of(steps)], Effort(trials, None), watch=lambda progress: told.append(progress.best_us)
+            )
+            stored = trials_in(store)
+    assert len(looked) <= 2 * len(stored)
+    times = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement)]
+    assert told[-1] == min(times)
+    searched = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement) and t.stage is Stage.SEARCH]
+    assert given == [{True: min(searched[:n])} if n else {} for n in range(16)]

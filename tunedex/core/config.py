@@ -38,6 +38,11 @@ class Config:
         return self.implementation == "library"
 
     @property
+    def precision(self) -> str:
+        """What it computes in: ``ieee``, the full precision of its operands, where it has no such tunable."""
+        return str(self.values.get("precision", "ieee"))
+
+    @property
     def streams(self) -> int:
         return int(self.values.get("streams", 1))
 

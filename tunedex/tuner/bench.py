@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import sys
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,15 +23,16 @@ from tunedex.db.records import Ceilings
 from tunedex.kernels.base import InputSource, Kernel, Launch
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings, load
-from tunedex.tuner.checking import Refused, check
+from tunedex.tuner.checking import check, trespass
 from tunedex.tuner.costs import cost_of
 from tunedex.tuner.devices import energy_j, sample
-from tunedex.tuner.failures import STICKY, failure_of
+from tunedex.tuner.failures import STICKY, SpoiltProblem, failure_of
 from tunedex.tuner.imports import import_compilers
+from tunedex.tuner.load import Idle
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.peaks import peaks_of
-from tunedex.tuner.physics import Physics, physics_at, physics_of
-from tunedex.tuner.process import phase
+from tunedex.tuner.physics import Physics, physics_of
+from tunedex.tuner.pulse import phase
 from tunedex.tuner.rounds import interleaved
 from tunedex.tuner.sampling import Stopwatch, quantile, take
 from tunedex.tuner.sets import InputSet, Outputs, TensorSet, copied, float64_is_slow
@@ -38,6 +40,9 @@ from tunedex.tuner.settings import SETTINGS, Settings
 from tunedex.tuner.timing import CpuTimer, CudaTimer, Timer
 
 K = TypeVar("K", bound=Hashable)
+
+#: Of a device that was not measured: no time is faster than these allow.
+_NO_CEILINGS = Ceilings(copy_bytes_s=math.inf)
 
 
 @dataclass(frozen=True)
@@ -98,42 +103,44 @@ class Bench:
             timer = CpuTimer() if ordinal is None else CudaTimer(device, self._torch_device, self._timing)
         self._timer = timer
         self._opened: Opened | None = None
-        self._arguments: tuple[Problem, float | None, float, Ceilings | None, Policy]
         self._sets: list[TensorSet] = []
         self._busy = Busy()
+        self._idle: Idle | None = None
         self._idle_since = time.perf_counter()
 
     def ceilings(self, peaks: Iterable[str]) -> Ceilings:
         """See `tunedex.tuner.ceilings.measure`. Called first of all, when nothing of ours has run on the device yet:
         who is busy then is somebody else."""
-        load.watch(self._device)
+        self._idle = load.seen_idle(self._device)
         return ceilings.measure(self._torch_device, peaks, self._device.l2_bytes)
+
+    def idle(self) -> Idle | None:
+        """What was seen of the device before its ceilings were measured; None where they were not, or nobody tells."""
+        return self._idle
 
     def open(
         self,
         problem: Problem,
         max_error: float | None,
         floor_us: float,
-        measured: Ceilings | None = None,
+        measured: Ceilings = _NO_CEILINGS,
         policy: Policy | None = None,
-    ) -> None:
+        idle: Idle | None = None,
+    ) -> Policy:
         """Make ``problem`` the one that is measured: inputs, references, outputs, and the policy that all of its
         trials are timed under. ``floor_us`` is its shortest time at the ceilings, which are ``measured``; ``policy`` is
-        that of its trials so far, by default what its floor says. The device is warm when it returns."""
+        that of its trials so far, by default what its floor says. ``idle`` is what was seen of the device before
+        anything ran on it. The device is warm when it returns the policy."""
         phase("open")
         self._close()
         kernel = get_kernel(problem.kernel)
         outputs = Outputs(kernel.outputs(problem), self._torch_device)
         inputs = tuple(self._input_set(kernel, problem, max_error, n) for n in range(2))
         first = TensorSet(inputs[0].operands, outputs.tensors)
-        physics = physics_at(floor_us, self._timing)
-        if measured is not None:
-            written = TensorSet({}, outputs.tensors).bytes
-            peaks = peaks_of(self._device)
-            physics = physics_of(cost_of(kernel, problem), written, self._device, peaks, measured, self._timing)
+        written, peaks = TensorSet({}, outputs.tensors).bytes, peaks_of(self._device)
+        physics = physics_of(cost_of(kernel, problem), written, self._device, peaks, measured, self._timing)
         policy = policy or self._timer.policy(floor_us)
         self._opened = Opened(kernel, problem, policy, physics, inputs, outputs)
-        self._arguments = (problem, max_error, floor_us, measured, policy)
         outputs.poison()
         for made in inputs:  # a fault of the judging itself shows here, where it is held against no config
             for name, result in made.results(outputs.tensors).items():
@@ -144,9 +151,11 @@ class Bench:
             operands = inputs[n % 2].operands
             clones = operands if n == 1 else {name: copied(tensor) for name, tensor in operands.items()}
             self._sets.append(TensorSet(clones, {name: copied(tensor) for name, tensor in outputs.tensors.items()}))
+        load.watch(self._device, idle or self._idle)
         load.contended(self._device)  # the next look tells of what happens from here on
         # Not when the process starts: another one may be measuring then.
         self._warm_up(self._timing.warm_up_s)
+        return policy
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float]
@@ -154,8 +163,15 @@ class Bench:
         """Verify ``config`` on both input sets, then time it; the device's state is read right after.
 
         ``best_us`` holds the best time so far of the lossless (True) and of the other configs: one much slower than
-        the best of its class is timed briefly. A time that cannot be is taken once more before it is a failure.
+        the best of its class is timed briefly. A time that cannot be is taken once more before it is a failure. After
+        a `SpoiltProblem` none is open any more.
         """
+        outcome = self._outcome(config, resources, best_us)
+        if isinstance(outcome, SpoiltProblem):
+            self._close()
+        return outcome, sample(self._device)
+
+    def _outcome(self, config: Config, resources: Resources, best_us: Mapping[bool, float]) -> Measurement | Failure:
         opened = self.opened
         if time.perf_counter() - self._idle_since > self._timing.idle_s:
             self._warm_up(self._timing.rewarm_s)
@@ -167,26 +183,26 @@ class Bench:
                 self._restore()
             with self._doing("verify"):
                 found = check(launch, opened.inputs, opened.outputs)
-            if isinstance(found, Refused):
-                if found.trespassed:
-                    self.open(*self._arguments)  # what it overwrote would be held against the configs that follow
-                return Failure(FailureKind.WRONG_RESULT, found.detail), Sample()
-            lossless = found.lossless and config.values.get("precision", "ieee") == "ieee"
+            if isinstance(found, Failure):
+                return found
+            lossless = found.lossless and config.precision == "ieee"
             with self._doing("timing"):
                 stopwatch = self._timer.stopwatch(launch, self._sets, opened.policy)
                 samples = take(stopwatch, self._timing, best_us.get(lossless))
                 if opened.physics.fault(median(samples), opened.policy):
                     samples = take(stopwatch, self._timing, best_us.get(lossless))
+            with self._doing("verify"):  # once more: it has run many times since, all at once in a graph
+                if late := trespass(opened.inputs, opened.outputs):
+                    return late
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
-            return failure_of(error), Sample()
+            return failure_of(error)
         finally:
             with suppress(RuntimeError):  # where the device is at fault there is nothing to restore
                 self._restore()
             self._idle_since = time.perf_counter()
-        state = sample(self._device)
         if fault := opened.physics.fault(median(samples), opened.policy):
-            return Failure(FailureKind.INVALID_TIMING, fault), state
-        measurement = Measurement(
+            return Failure(FailureKind.INVALID_TIMING, fault)
+        return Measurement(
             time_us=median(samples),
             p20_us=quantile(samples, 0.2),
             p80_us=quantile(samples, 0.8),
@@ -198,7 +214,6 @@ class Bench:
             peak_memory_bytes=found.peak_memory_bytes,
             resources=resources,
         )
-        return measurement, state
 
     def final(
         self, configs: Sequence[Config], seconds: float | None = None, against: Collection[Config] = ()

@@ -84,8 +84,7 @@ def roofline_share(kernel: Kernel, problem: Problem, config: Config, time_us: fl
         NotOpened: ``kernel`` states no cost.
     """
     cost = cost_of(kernel, problem)
-    precision = str(config.values.get("precision", ""))
-    peak = precision if precision in faster_precisions(cost.peak) else cost.peak
+    peak = config.precision if config.precision in faster_precisions(cost.peak) else cost.peak
     return ceilings.floor_us(cost.flops, peak, cost.bytes) / time_us
 
 

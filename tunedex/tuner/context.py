@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tunedex.core.device import Device
 from tunedex.db import Store
@@ -33,4 +33,4 @@ class Context:
     budget: Budget
     ledger: Ledger
     timeouts: Timeouts = SETTINGS.timeouts
-    selector: str = field(default="")
+    selector: str = ""

@@ -1,6 +1,8 @@
-"""Which kind of failure a candidate's exception is."""
+"""Which kind of failure a candidate's exception is, and what it leaves behind in the measuring process."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +17,8 @@ STICKY = frozenset({FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.T
 
 #: What a message says, in lower case, of the kind of failure that it reports.
 _TELLTALES = (
+    ("launch timed out", FailureKind.TIMEOUT),
+    ("launch_timeout", FailureKind.TIMEOUT),
     ("illegal memory access", FailureKind.ILLEGAL_ACCESS),
     ("illegal_address", FailureKind.ILLEGAL_ACCESS),
     ("misaligned", FailureKind.ILLEGAL_ACCESS),
@@ -24,6 +28,22 @@ _TELLTALES = (
     ("too many resources", FailureKind.OUT_OF_RESOURCES),
     ("out_of_resources", FailureKind.OUT_OF_RESOURCES),
 )
+
+
+@dataclass(frozen=True)
+class SpoiltProblem(Failure):
+    """A failure after which the problem is to be opened anew: memory was written that the config has no business with,
+    and what else lies there is not known."""
+
+
+@dataclass(frozen=True)
+class SpoiltProcess(Failure):
+    """A failure, of whatever kind, after which another process goes on."""
+
+
+def spoils_process(outcome: object) -> bool:
+    """Whether the process that gave ``outcome`` is not to be trusted any more."""
+    return isinstance(outcome, SpoiltProcess) or (isinstance(outcome, Failure) and outcome.kind in STICKY)
 
 
 def failure_of(error: Exception, *, otherwise: FailureKind = FailureKind.CRASH) -> Failure:
@@ -41,4 +61,6 @@ def failure_of(error: Exception, *, otherwise: FailureKind = FailureKind.CRASH) 
         kind = FailureKind.OOM
     else:
         kind = next((kind for words, kind in _TELLTALES if words in text.lower()), otherwise)
-    return Failure(kind, f"{name}: {text}" if text else name)
+    # A capture that breaks may leave torch's allocator in it, with memory that is never freed.
+    made = SpoiltProcess if isinstance(error, CaptureError) else Failure
+    return made(kind, f"{name}: {text}" if text else name)

@@ -20,6 +20,9 @@ from tunedex.tuner.tasks import Task
 #: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
 Run = tuple[int, int]
 
+#: Failures for want of memory or time, which other work on the device may have taken.
+_WANTING = frozenset({FailureKind.OOM, FailureKind.TIMEOUT, FailureKind.CRASH})
+
 
 class History:
     """The trials of ``task``'s problems, read once and kept up with what `add` stores."""
@@ -29,6 +32,12 @@ class History:
         self._task = task
         with context.ledger.of("store"):
             self._trials = {problem.key: self._stored(problem) for problem in task.problems}
+        self._best_us: dict[str, dict[bool, float]] = {problem.key: {} for problem in task.problems}
+        self._best_per_item_us: float | None = None
+        for trials in self._trials.values():
+            for trial in trials:
+                self._weigh(trial)
+        #: Of those that were stored here; a task that another device gave back has trials of its own.
         self._generations: dict[int | None, int] = {}
         self._options: dict[int | None, Mapping[str, Any]] = {}
 
@@ -40,6 +49,7 @@ class History:
         numbered = [replace(trial, id=id_) for trial, id_ in zip(trials, ids, strict=True)]
         for trial in numbered:
             self._trials[trial.problem.key].append(trial)
+            self._weigh(trial)
             self._generations[trial.id] = generation
         return numbered
 
@@ -63,8 +73,8 @@ class History:
 
     def runs(self, problem: Problem) -> dict[Config, Run]:
         """Which run of a measuring process the newest time of each config is of, as far as is known: the sweep, and of
-        this one the process."""
-        return {t.config: (t.sweep or 0, self._generations.get(t.id, 0)) for t in self.searched(problem)}
+        this one the process, or another device's (-1)."""
+        return {t.config: (t.sweep or 0, self._generations.get(t.id, -1)) for t in self.searched(problem)}
 
     def newest_final(self, problem: Problem) -> list[Trial]:
         """The trials of the newest final, if nothing was measured since: only times of one run are compared. Empty
@@ -78,11 +88,15 @@ class History:
         disturbed = any(trial.contended for trial in finals)
         return finals if seen > max(measured, default=0) and not disturbed else []
 
-    def refused_too_strictly(self, trial: Trial) -> bool:
-        """Whether ``trial`` failed by a bound on its error that this task does not set."""
-        wrong = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.WRONG_RESULT
-        mine = self._task.max_error
-        return wrong and mine is not None and (trial.max_error is None or trial.max_error < mine)
+    def says_nothing(self, trial: Trial) -> bool:
+        """Whether ``trial`` failed in a way that says nothing of its config here: by a bound on its error that this
+        task does not set, or for want of what other work on the device may have taken."""
+        if not isinstance(trial.outcome, Failure):
+            return False
+        if trial.outcome.kind is FailureKind.WRONG_RESULT:
+            mine = self._task.max_error
+            return mine is not None and (trial.max_error is None or trial.max_error < mine)
+        return bool(trial.contended) and trial.outcome.kind in _WANTING
 
     def ended_too_soon(self, trial: Trial) -> bool:
         """Whether ``trial`` was ended by a limit on its time that is longer in this sweep, or that is not known."""
@@ -95,16 +109,11 @@ class History:
 
     def best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
-        best: dict[bool, float] = {}
-        for trial in self.searched(problem):
-            if isinstance(outcome := trial.outcome, Measurement):
-                best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
-        return best
+        return dict(self._best_us[problem.key])
 
     def best_per_item_us(self) -> float | None:
         """The best time so far for one item of a batch, of all the task's problems, in microseconds."""
-        times = [us for trials in self._trials.values() for t in trials if (us := per_item_us(t)) is not None]
-        return min(times, default=None)
+        return self._best_per_item_us
 
     def incumbent(self, problem: Problem) -> Sequence[Row]:
         """What is published of ``problem``, configs spelled as the kernel spells them now.
@@ -127,6 +136,15 @@ class History:
                 found = self._c.store.sweep(sweep) if sweep is not None else None
             self._options[sweep] = found.options if found else {}
         return self._options[sweep]
+
+    def _weigh(self, trial: Trial) -> None:
+        """Keep ``trial``'s time where it is the best so far, which is asked for beside every trial."""
+        item_us = per_item_us(trial)
+        if item_us is not None:
+            self._best_per_item_us = min(item_us, self._best_per_item_us or item_us)
+        if isinstance(outcome := trial.outcome, Measurement) and trial.stage is Stage.SEARCH:
+            best = self._best_us[trial.problem.key]
+            best[outcome.lossless] = min(best.get(outcome.lossless, outcome.time_us), outcome.time_us)
 
     def _stored(self, problem: Problem) -> list[Trial]:
         return self._c.store.trials_of(

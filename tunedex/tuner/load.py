@@ -27,14 +27,22 @@ _WORKED = (0, 1, 2, 5, 6, 7)
 Look = Callable[[], bool | None]
 
 
+@dataclass(frozen=True)
+class Idle:
+    """What is seen of a device on which nothing of ours runs, nor has run for a second: the processes that compute, and
+    whether anything does."""
+
+    others: frozenset[int] = frozenset()
+    busy: bool = False
+
+
 class LoadWatch:
     """Watches one device for this process.
 
-    It is best made while nothing of ours runs on the device, and has run for a second: what is busy then is somebody
-    else. ``idle`` says that this is so.
+    ``idle`` is what was seen of the device when nothing of ours ran on it: who was busy then is somebody else.
     """
 
-    def __init__(self, device: Device, *, idle: bool = False) -> None:
+    def __init__(self, device: Device, idle: Idle | None = None) -> None:
         self._look = _look_at(device, idle)
         self._said: bool | None = None
         self._next_s = 0.0
@@ -57,21 +65,23 @@ class GpuLoad:
     nothing of ours ran. A driver that tells no processes is believed only in what it said then, of the whole card.
     """
 
-    def __init__(self, nvml: Nvml, uuid: str, *, idle: bool, settings: Watching = SETTINGS.watching) -> None:
-        self._nvml, self._uuid, self._settings = nvml, uuid, settings
-        self._others = (self._busy() if idle else None) or frozenset()
-        self._busy_before = bool(self._others)
-        if idle and not self._others:
-            self._busy_before = (nvml.busy_percent(uuid) or 0) >= settings.load_gpu_percent
+    def __init__(self, nvml: Nvml, uuid: str, idle: Idle, settings: Watching = SETTINGS.watching) -> None:
+        self._nvml, self._uuid, self._idle, self._settings = nvml, uuid, idle, settings
+
+    @classmethod
+    def seen_idle(cls, nvml: Nvml, uuid: str, settings: Watching = SETTINGS.watching) -> Idle:
+        """What is seen now, when nothing of ours runs on the card."""
+        others = cls(nvml, uuid, Idle(), settings)._busy()
+        return Idle(others, bool(others) or (nvml.busy_percent(uuid) or 0) >= settings.load_gpu_percent)
 
     def __call__(self) -> bool | None:
         processes = self._nvml.processes(self._uuid, self._settings.load_window_s)
         if not processes:  # not even we are seen
-            return self._busy_before or None
+            return self._idle.busy or None
         busy = self._above(processes)
         if os.getpid() in processes:
             return bool(busy - {os.getpid()})
-        return len(busy) > 1 or bool(busy & self._others)
+        return len(busy) > 1 or bool(busy & self._idle.others)
 
     def _busy(self) -> frozenset[int]:
         """The processes, but for this one, that compute now."""
@@ -139,9 +149,16 @@ class _Worked:
 _watches: dict[str, LoadWatch] = {}
 
 
-def watch(device: Device) -> None:
-    """Begin to watch ``device``, on which nothing of this process runs, nor has run for a second. Never raises."""
-    _watches[_name(device)] = LoadWatch(device, idle=True)
+def seen_idle(device: Device) -> Idle | None:
+    """What is seen of ``device``, on which nothing of ours runs, nor has run for a second; None where nobody tells.
+    Never raises."""
+    known = nvml_of(device)
+    return GpuLoad.seen_idle(*known) if known else None
+
+
+def watch(device: Device, idle: Idle | None) -> None:
+    """Begin to watch ``device``, of which `seen_idle` said ``idle`` before. Never raises."""
+    _watches[_name(device)] = LoadWatch(device, idle)
 
 
 def contended(device: Device) -> bool | None:
@@ -157,8 +174,8 @@ def _name(device: Device) -> str:
     return str(device.attributes.get("uuid") or device.key)
 
 
-def _look_at(device: Device, idle: bool) -> Look:
+def _look_at(device: Device, idle: Idle | None) -> Look:
     if device.kind == "cpu":
         return CpuLoad()
     known = nvml_of(device)
-    return GpuLoad(*known, idle=idle) if known else lambda: None
+    return GpuLoad(*known, idle or Idle()) if known else lambda: None

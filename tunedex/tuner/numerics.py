@@ -22,6 +22,7 @@ from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.signature import Signature
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.compiling import CompilePool, compiled
+from tunedex.tuner.failures import SpoiltProblem
 from tunedex.tuner.process import ChildProcess, ProcessFailure, RemoteError
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Branch, Space
@@ -136,7 +137,7 @@ def cases_of(kernel: Kernel, device: Device) -> tuple[list[Case], dict[str, str]
 
 def _plain(branch: Branch) -> Sequence[Config]:
     """The configs of ``branch`` that compute in full precision, which the rule accepts with no bound given."""
-    return [c for c in branch.configs if c.values.get("precision", "ieee") == "ieee"] or branch.configs
+    return [c for c in branch.configs if c.precision == "ieee"] or branch.configs
 
 
 class Numerics:
@@ -201,7 +202,9 @@ class Numerics:
             return Failure(failure.kind, str(failure))
         except RemoteError as error:
             outcome = Failure(FailureKind.CRASH, str(error))
-        if isinstance(outcome, Failure) and outcome.kind is not FailureKind.WRONG_RESULT:
+        if isinstance(outcome, SpoiltProblem):
+            self._opened = ""
+        elif isinstance(outcome, Failure) and outcome.kind is not FailureKind.WRONG_RESULT:
             self._child.close()  # what sticks to the process would be held against the cases that follow
         return outcome
 

@@ -54,14 +54,6 @@ def physics_of(
     return Physics(max(cold_us, least_us), max(warm_us, least_us))
 
 
-def physics_at(floor_us: float, timing: Timing) -> Physics:
-    """The least times of a problem of which only the floor at the measured ceilings is known."""
-    return Physics(
-        max(timing.physical_share * floor_us, timing.least_us),
-        max(timing.physical_warm_share * floor_us, timing.least_us),
-    )
-
-
 def _product_us(cost: Cost, peaks: Peaks, ceilings: Ceilings, timing: Timing) -> float:
     precisions = (cost.peak, *faster_precisions(cost.peak))
     for rates, share in ((peaks.flops_s, 1.0), (ceilings.flops_s, timing.physical_share)):

@@ -4,7 +4,8 @@ The interval of the median is that of the order statistics: of n independent sam
 their distribution is binomial (n, 1/2), whatever the distribution, so the r-th smallest and the r-th largest sample
 enclose it with probability ``1 - 2 P(B < r)``. It needs no normality, which run times do not have. H. A. David and
 H. N. Nagaraja, "Order Statistics", 3rd edition, section 7.1; recommended for run times by T. Hoefler and R. Belli,
-"Scientific Benchmarking of Parallel Computing Systems", SC 2015, section 3.1.
+"Scientific Benchmarking of Parallel Computing Systems", SC 2015, section 3.1. The probability is of each look at the
+samples, and there is one after each sample.
 """
 
 from __future__ import annotations

@@ -73,9 +73,10 @@ class InputSet:
 
     def changed(self) -> torch.Tensor:
         """For each of `guarded`, whether its bits have changed: a vector on the device, waiting for nothing."""
+        if not self.guarded:
+            return torch.zeros(0, dtype=torch.bool, device=next(iter(self.operands.values())).device)
         pairs = ((_bits(self.operands[name]), _bits(self.kept[name])) for name in self.guarded)
-        flags = [torch.ne(now, before).any() for now, before in pairs]
-        return torch.stack(flags) if flags else torch.zeros(0, dtype=torch.bool)
+        return torch.stack([torch.ne(now, before).any() for now, before in pairs])
 
     def restore(self, operands: Mapping[str, torch.Tensor]) -> None:
         """Give those of ``operands`` that the kernel writes the values they had."""

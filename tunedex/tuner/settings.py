@@ -74,8 +74,9 @@ class Finals:
 
     The device works for ``warm_up_s`` first. Rounds go on for ``seconds`` (those with a warm cache, which decide
     nothing, for ``warm_share`` of that), at least ``min_rounds`` and at most
-    ``rounds``, or until it is settled with ``confidence`` that none of the others is faster than the leader by more
-    than ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that.
+    ``rounds``, or until it is settled that none of the others is faster than the leader by more than
+    ``settled_share``. What is surely slower by more than ``behind_share`` is left out before that. This is looked at
+    after ``min_rounds``, twice as many, and so on, with ``confidence`` of each look.
 
     A final that other work disturbs, or clocks that vary by more than ``steady_clock_share``, is taken up to
     ``repeats`` times more.
@@ -141,6 +142,8 @@ class Timeouts:
 
     ``heartbeat_s`` bounds the silence within a call. Imports and compilers keep Python's lock, and so a healthy
     child's heart from beating, for some tenths of a second; a cold disk or a machine that swaps for many times that.
+    ``final_s`` is beside ``final_calls`` calls of each finalist: two least numbers of rounds, cold and warm, each taken
+    twice, with what leads up to them.
     """
 
     start_s: float = 120.0
@@ -148,6 +151,7 @@ class Timeouts:
     compile_s: float = 90.0
     trial_s: float = 60.0
     final_s: float = 240.0
+    final_calls: int = 40
     ceilings_s: float = 120.0
     heartbeat_s: float = 20.0
 
@@ -167,7 +171,8 @@ class Worker:
 
     It beats every ``beat_s``, and as often its parent looks at it. The last ``tail_bytes`` of its output are kept, and
     the first ``message_characters`` of what was raised in it. Above ``memory_share`` of the machine's memory it is
-    killed, which takes at most ``kill_s``.
+    killed, which takes at most ``kill_s``. One that measures is started again after each of ``start_pauses_s`` where it
+    could not be, and gives way to another after ``most_configs``, whose programs nothing unloads.
     """
 
     beat_s: float = 0.5
@@ -175,6 +180,8 @@ class Worker:
     message_characters: int = 500
     memory_share: float = 0.85
     kill_s: float = 10.0
+    start_pauses_s: tuple[float, ...] = (2.0, 20.0)
+    most_configs: int = 1000
 
 
 @dataclass(frozen=True)

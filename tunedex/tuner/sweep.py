@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from tunedex.core.device import Environment
+from tunedex.core.errors import DatabaseError
 from tunedex.db import Patience, Store
 from tunedex.db.records import Ceilings, Sweep, SweepStatus
 from tunedex.tuner.bench import Bench
@@ -22,8 +24,9 @@ from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.context import Context
 from tunedex.tuner.costs import named_peaks
-from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.devices import DetectedDevice, sample
 from tunedex.tuner.lock import device_lock, lock_name
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report, Result
 from tunedex.tuner.settings import SETTINGS, Timeouts
@@ -187,6 +190,8 @@ class DeviceSweep:
                     self._report.new_trials += run.new_trials if run else 0
                 queue.done(task) if finished else queue.give_back(task)
                 if not finished and following is not None:
+                    if prepared is not None:
+                        prepared.drop()
                     queue.give_back(following)
             task, run = following or queue.take(), prepared
 
@@ -202,7 +207,9 @@ class DeviceSweep:
     def _worker(self, detected: DetectedDevice, ledger: Ledger) -> Worker:
         # On a CPU the start of a process would disturb what is measured meanwhile.
         standby = detected.device.kind == "cuda"
-        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby)
+        # Nor can another process tell a CPU's load from the measuring process's own.
+        look = partial(sample, detected.device) if standby else Sample
+        return Worker(lambda: self._make(detected, self._timeouts), self._timeouts, ledger, standby=standby, look=look)
 
     def _context(
         self,
@@ -246,15 +253,14 @@ class DeviceSweep:
             store.register_signatures(task.kernel.signature for task in tasks)
             stored = {**options, **self._timeouts.of_trials, "locks": held}
             sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, stored))
-            status = SweepStatus.FAILED
             try:
                 yield sweep
-                status = SweepStatus.DONE if complete() else SweepStatus.PARTIAL
-            except KeyboardInterrupt:
-                status = SweepStatus.INTERRUPTED
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                with suppress(DatabaseError):  # what ended it says more
+                    store.end_sweep(sweep, SweepStatus.INTERRUPTED if interrupted else SweepStatus.FAILED)
                 raise
-            finally:
-                store.end_sweep(sweep, status)
+            store.end_sweep(sweep, SweepStatus.DONE if complete() else SweepStatus.PARTIAL)
 
     def _end_those_killed(self, held: Sequence[str]) -> None:
         """Say of the sweeps that were killed that they are over: those whose locks are among those ``held`` now. In a

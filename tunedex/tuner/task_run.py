@@ -93,7 +93,11 @@ class TaskRun:
                         search.tell(candidate, per_item_us(tried))
                 self._tell(len(search.told), total, "searching")
         finally:
-            self._drop_all_but(frozenset())
+            self.drop()
+
+    def drop(self) -> None:
+        """Have nothing compiled any more that nobody will measure here."""
+        self._drop_all_but(frozenset())
 
     def space(self, problem: Problem) -> Space:
         """The configs of ``problem``, one of the task's."""
@@ -188,7 +192,8 @@ class TaskRun:
         def call(configs: Sequence[Config]) -> FinalTimes | None:
             self._tell(len(configs), len(configs), "final")
             self._open(problem)
-            return c.worker.final(configs, seconds, known)
+            round_us = sum(measured[config].time_us for config in configs)
+            return c.worker.final(configs, seconds, known, round_us)
 
         held: Held | None = None
         with c.ledger.of("final"), self._at_fault(problem):
@@ -235,7 +240,7 @@ class TaskRun:
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
-                if not self._history.refused_too_strictly(trial) and not self._history.ended_too_soon(trial):
+                if not self._history.says_nothing(trial) and not self._history.ended_too_soon(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
 
@@ -312,8 +317,9 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
-        policy = self._history.policy(problem)
+        with self._c.ledger.of("search"):
+            floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
+            policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)
 
     def _trial(self, problem: Problem, config: Config, outcome: Measurement | Failure, state: Sample) -> Trial:

@@ -19,11 +19,12 @@ from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy, 
 from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner.bench import Busy, FinalTime
-from tunedex.tuner.failures import STICKY
+from tunedex.tuner.failures import SpoiltProblem, spoils_process
 from tunedex.tuner.faults import NotOpened
+from tunedex.tuner.load import Idle
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure, RemoteError
-from tunedex.tuner.settings import Timeouts
+from tunedex.tuner.settings import SETTINGS, Timeouts
 from tunedex.tuner.spent import Ledger
 
 
@@ -43,7 +44,7 @@ class BenchProcess(Protocol):
 
 
 class DeviceLost(CannotRun):
-    """No measuring process can be started on the device."""
+    """No measuring process can be started on the device, or none can do on it what another could."""
 
 
 class Stopped(TunedexError):
@@ -64,16 +65,30 @@ class Worker:
     Args:
         make: what makes a process that does not run yet.
         standby: whether the next process is started while this one works.
+        look: reads the state of the device where the measuring process cannot any more.
     """
 
-    def __init__(self, make: Callable[[], BenchProcess], timeouts: Timeouts, ledger: Ledger, *, standby: bool) -> None:
+    def __init__(
+        self,
+        make: Callable[[], BenchProcess],
+        timeouts: Timeouts,
+        ledger: Ledger,
+        *,
+        standby: bool,
+        look: Callable[[], Sample] = Sample,
+    ) -> None:
         self._made = _Processes(make)
         self._timeouts = timeouts
         self._ledger = ledger
-        self._standby = Standby(self._made.new) if standby else None
+        self._standby = Standby(self._made) if standby else None
+        self._look = look
         self._process = self._made.new()
-        self._opened: str | None = None
-        self._searched = False
+        #: What is open, under which bound on the error and which policy, and what opens it again.
+        self._opened: tuple[Problem, float | None, Policy] | None = None
+        self._open_again: Callable[[], None] = self._start
+        self._idle: Idle | None = None
+        #: How many configs the process has searched.
+        self._searched = 0
         #: Which process it is, counted from 0: times of different processes differ by more than within one.
         self.generation = 0
 
@@ -86,6 +101,7 @@ class Worker:
         self._start()
         try:
             measured: Ceilings = self._process.call("ceilings", set(peaks), timeout_s=self._timeouts.ceilings_s)
+            self._idle = self._process.call("idle", timeout_s=self._timeouts.ceilings_s)
         except (ProcessFailure, RemoteError) as failure:
             self._failed()
             raise DeviceLost(f"the device cannot be measured on: {failure}") from failure
@@ -104,32 +120,46 @@ class Worker:
         ceilings: Ceilings,
         policy: Policy | None = None,
     ) -> None:
-        """Make ``problem`` the one that is measured, if it is not; see `Bench.open`.
+        """Make ``problem`` the one that is measured, unless it is already, under this bound and this policy; see
+        `Bench.open`.
 
         Raises:
             NotOpened: it cannot be.
             DeviceLost: no process can be started.
         """
-        if self._opened == problem.key and self._process.running:
-            return
-        try:
+        if self._searched >= SETTINGS.worker.most_configs:
+            self.renew()
+        if self._opened is not None and self._process.running:
+            opened, bound, under = self._opened
+            if (opened, bound) == (problem, max_error) and policy in (None, under):
+                return
+
+        def open_() -> None:
             self._open(problem, max_error, floor_us, ceilings, policy)
+
+        self._open_again = open_
+        try:
+            open_()
         except ProcessFailure as failure:
             if failure.timed_out:
                 raise NotOpened(f"cannot be set up: {failure}") from failure
             try:  # it may have died while it stood by
-                self._open(problem, max_error, floor_us, ceilings, policy)
+                open_()
             except ProcessFailure as again:
                 raise NotOpened(f"cannot be set up: {again}") from again
-        self._opened = problem.key
 
     def measure(
         self, config: Config, resources: Resources, best_us: Mapping[bool, float], timeout_s: float
     ) -> tuple[Measurement | Failure, Sample]:
-        """See `Bench.measure`. Whatever the config does to the process is its failure."""
-        self._searched = True
+        """See `Bench.measure`. Whatever the config does to the process is its failure, unless nobody can go on then.
+
+        Raises:
+            DeviceLost: the process is not to be trusted any more, and no other one can be started or opens the problem:
+                that is no config's doing.
+        """
+        self._searched += 1
         outcome: Measurement | Failure
-        state = Sample()
+        state: Sample | None = None
         with self._ledger.of("measure"):
             try:
                 outcome, state = self._process.call("measure", config, resources, best_us, timeout_s=timeout_s)
@@ -137,18 +167,26 @@ class Worker:
                 outcome = Failure(failure.kind, str(failure))
             except TunedexError as error:  # whatever was raised there, also where it is one of ours
                 outcome = Failure(FailureKind.CRASH, str(error))
-            if (isinstance(outcome, Failure) and outcome.kind in STICKY) or not self._process.running:
-                self._failed()
+        state = self._look() if state is None else state
+        if isinstance(outcome, SpoiltProblem):
+            self._opened = None
+        if spoils_process(outcome) or not self._process.running:
+            self._failed()
+            self._reopen(outcome)
         return outcome, state
 
-    def final(self, configs: Sequence[Config], seconds: float, against: Sequence[Config]) -> FinalTimes | None:
-        """See `Bench.final`; None where the process fails, by whose fault it does not say."""
+    def final(
+        self, configs: Sequence[Config], seconds: float, against: Sequence[Config], round_us: float = 0.0
+    ) -> FinalTimes | None:
+        """See `Bench.final`; None where the process fails, by whose fault it does not say. ``round_us`` is how long one
+        call of each of ``configs`` takes together."""
+        timeout_s = self._timeouts.final_s + self._timeouts.final_calls * round_us / 1e6
         try:
-            times, states = self._process.call("final", configs, seconds, against, timeout_s=self._timeouts.final_s)
+            times, states = self._process.call("final", configs, seconds, against, timeout_s=timeout_s)
         except TunedexError:
             self._failed()
             return None
-        if any(isinstance(time, Failure) and time.kind in STICKY for time in times):
+        if any(spoils_process(time) for time in times):
             self._failed()
         return FinalTimes(tuple(times), tuple(states))
 
@@ -168,7 +206,7 @@ class Worker:
         Raises:
             Stopped: the worker was stopped.
         """
-        if self._made.stopped:
+        if self._made.stopping.is_set():
             raise Stopped("the worker was stopped")
 
     def stop(self) -> None:
@@ -183,27 +221,35 @@ class Worker:
             self._standby.close()
         self._made.close()
 
-    def _open(self, problem: Problem, *arguments: Any) -> None:
+    def _open(self, problem: Problem, max_error: float | None, *arguments: Any) -> None:
         self._start()
+        self._opened = None
         with self._ledger.of("open"):
             try:
-                self._process.call("open", problem, *arguments, timeout_s=self._timeouts.open_s)
+                policy = self._process.call(
+                    "open", problem, max_error, *arguments, self._idle, timeout_s=self._timeouts.open_s
+                )
             except ProcessFailure:
                 self._failed()
                 raise
             except TunedexError as error:  # the kernel's own, of ours too: its `problem_of` may raise `BadInput`
                 self._failed()
                 raise NotOpened(f"cannot be set up: {error}") from error
+        self._opened = (problem, max_error, policy)
 
     def _start(self) -> None:
-        if self._process.running:
-            return
+        pauses_s = iter(SETTINGS.worker.start_pauses_s)
         with self._ledger.of("start"):
-            try:
-                self._process.start()
-            except (ProcessFailure, RemoteError) as failure:
-                self._failed()
-                raise DeviceLost(f"no measuring process can be started: {failure}") from failure
+            while not self._process.running:
+                try:
+                    self._process.start()
+                except (ProcessFailure, RemoteError) as failure:
+                    self._failed()
+                    # The machine may be short of memory, its disk slow, the device under a reset.
+                    if (pause_s := next(pauses_s, None)) is None:
+                        raise DeviceLost(f"no measuring process can be started: {failure}") from failure
+                    self._made.stopping.wait(pause_s)
+                    self.check()
 
     def _failed(self) -> None:
         """Give up the process; the next call finds another.
@@ -214,27 +260,42 @@ class Worker:
         self.check()
         self._replace()
 
+    def _reopen(self, outcome: object) -> None:
+        """Open again what was open, in a process that takes the place of one that ``outcome`` has ended.
+
+        Raises:
+            DeviceLost: it cannot be.
+        """
+        for stood_by in (True, False):
+            try:
+                self._open_again()
+            except (ProcessFailure, NotOpened) as failure:
+                if not stood_by:  # one that did was started before, and may have been lost with the device
+                    raise DeviceLost(f"after {outcome}, the problem cannot be opened again: {failure}") from failure
+            else:
+                return
+
     def _book(self) -> None:
         """Book what the process has spent on verifying. One that was killed takes that with it."""
-        if self._searched and self._process.running and not self._made.stopped:
+        if self._searched and self._process.running and not self._made.stopping.is_set():
             with suppress(ProcessFailure, RemoteError):
                 busy: Busy = self._process.call("busy", timeout_s=self._timeouts.open_s)
                 self._ledger.verified(busy.verify_s)
 
     def _replace(self) -> None:
         # Two at once would hold the device's memory twice while one of them is timed.
-        self._process.close()
+        self._made.end(self._process)
         self._process = (self._standby.take() if self._standby else None) or self._made.new()
         self._opened = None
-        self._searched = False
+        self._searched = 0
         self.generation += 1
 
 
 class Standby:
     """Starts one process in the background and keeps it until it is taken."""
 
-    def __init__(self, new: Callable[[], BenchProcess]) -> None:
-        self._new = new
+    def __init__(self, made: _Processes) -> None:
+        self._made = made
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="standby")
         self._coming: Future[BenchProcess] | None = None
 
@@ -258,31 +319,41 @@ class Standby:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _started(self) -> BenchProcess:
-        process = self._new()
-        process.start()
+        process = self._made.new()
+        try:
+            process.start()
+        except BaseException:
+            self._made.end(process)
+            raise
         return process
 
 
 class _Processes:
-    """Makes processes, and ends all that it has made."""
+    """Makes processes, and ends those that it has made and that have not been ended before."""
 
     def __init__(self, make: Callable[[], BenchProcess]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._all: list[BenchProcess] = []
-        self.stopped = False
+        self.stopping = threading.Event()
 
     def new(self) -> BenchProcess:
         process = self._make()
         with self._lock:
             self._all.append(process)
-            if self.stopped:
+            if self.stopping.is_set():
                 process.retire()
         return process
 
+    def end(self, process: BenchProcess) -> None:
+        """End ``process``, one of these, and forget it."""
+        process.close()
+        with self._lock:
+            self._all = [each for each in self._all if each is not process]
+
     def stop(self) -> None:
         with self._lock:
-            self.stopped = True
+            self.stopping.set()
             for process in self._all:
                 process.retire()
 
