@@ -183,8 +183,8 @@ def loosest_bound(session: Session, device: str, problem: str) -> float | None:
 
 
 def last_tried(session: Session, device: str) -> dict[str, int]:
-    statement = select(TrialRow.problem_key, func.max(TrialRow.id)).where(TrialRow.device_key == device)
-    return dict(session.execute(statement.group_by(TrialRow.problem_key)).tuples().all())
+    statement = select(TrialRow.problem_key, func.max(TrialRow.id).label("last")).where(TrialRow.device_key == device)
+    return {row.problem_key: row.last for row in session.execute(statement.group_by(TrialRow.problem_key))}
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:

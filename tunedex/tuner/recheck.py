@@ -230,6 +230,8 @@ class Recheck:
             return Rechecked(problem, Outcome.UNANSWERED, old, detail=result.fault)
         now = self._store.rows_of(self._device.key, problem.key, Channel.CANDIDATE)
         new = choose(now) or next(iter(now), None)
+        if result.contended and new is not None and new.environment != self._environment.key:
+            return Rechecked(problem, Outcome.UNANSWERED, old, new, "its final was disturbed: still to be verified")
         spelled = next((row.config for row in rows if row.rank == old.rank), None)
         config = spelled if spelled in present else None
         last = run.newest(problem, config) if config is not None else None
