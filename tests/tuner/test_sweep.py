@@ -130,6 +130,9 @@ def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPat
     ("arguments", "words"),
     [
         (["--trials", "0"], "--trials 0 is not from 1"),
+        (["--trials", "0.0"], "Invalid value for '--trials': '0.0' is not a whole number"),
+        (["--seed", "2.0"], "Invalid value for '--seed': '2.0' is not a whole number"),
+        (["--problems", ""], "Invalid value for '--problems': it names no file"),
         (["--trials", "-3"], "--trials -3 is not from 1"),
         (["--trials", "many"], "--trials"),
         (["--budget", "soon"], "--budget soon is not a time above 0"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunedex.cli import tuning
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, say
+from tunedex.cli.output import DbOption, JsonOption, given_file, microseconds, print_table, say, whole
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,9 +34,15 @@ def sweep(
     ] = None,
     problems: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A problem file of `tuner profile`: its problems instead of the preset's."),
+        typer.Option(
+            metavar="FILE",
+            parser=given_file,
+            help="A problem file of `tuner profile`: its problems instead of the preset's.",
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Configs to try a problem; default the preset's.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole, help="Configs to try a problem; default the preset's.")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
     ] = None,
@@ -45,7 +51,7 @@ def sweep(
         typer.Option(metavar="TIME", help="Longest that a config may compile, and may run; default 90s and 60s."),
     ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Seed of the search.")] = 0,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -95,7 +101,7 @@ def sweep(
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
     published: list[str] = []
-    with open_store(db) as store, tuning.ended_by_sigterm():
+    with open_store(db) as store:
         for (first, *others), tasks in plans:
             for found in (first, *others):
                 tuning.announce(found)

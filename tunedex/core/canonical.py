@@ -35,6 +35,16 @@ def canonical_json(value: Any) -> str:
     return text
 
 
+def read_json(text: str) -> Any:
+    """The value that a JSON text spells. Unlike `json.loads` it reads no text that says two things, or none.
+
+    Raises:
+        ValueError: it is no JSON, an object has a name twice, or a number is not finite.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+
+
 def key_of(value: Any) -> str:
     """The first 32 hexadecimal digits of the SHA-256 of ``value``'s canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:KEY_HEX_DIGITS]
@@ -54,6 +64,18 @@ def finite(value: Any) -> Any:
 def time_text(value: datetime) -> str:
     """An aware time in UTC to the microsecond, ``2026-01-31T12:00:00.000000Z``, so that texts sort as times do."""
     return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
 
 
 def _plain(value: Any) -> Any:
