@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +41,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.returncode == 0, result.stderr
     (built,) = folder.glob("tunedex-*.whl")
     return built
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finals that this process holds count, whatever else runs on the machine."""
+    from tunedex.tuner.worker import FinalTimes, Worker
+
+    final = Worker.final
+
+    def held(worker: Worker, *arguments: Any) -> FinalTimes | None:
+        taken = final(worker, *arguments)
+        states = taken.states if taken else ()
+        quiet = tuple(replace(state, contended=None, clock_mhz=None, throttle=None) for state in states)
+        return replace(taken, states=quiet) if taken else None
+
+    monkeypatch.setattr(Worker, "final", held)

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tunedex.cli import kernels
+from tunedex.cli import app, kernels
 from tunedex.core import host
 from tunedex.core.device import Device
 from tunedex.kernels import all_kernels
@@ -54,6 +54,19 @@ def test_the_table(run: Any) -> None:
     for name in all_kernels():
         assert name in result.stdout
     assert "numba" in result.stdout
+
+
+def test_a_kernel_that_names_no_preset_problems_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(all_kernels()["softmax"], "quick", lambda device: [{"rows": 0, "cols": 4, "dtype": "float32"}])
+    assert app.run(["kernels", "--json", "--device", "cpu"]) == 1
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("kernel softmax names no problems of the quick preset: BadInput: rows=0: nothing to compute")
+    spaces = {item["kernel"]: item["spaces"] for item in json.loads(printed.out)["kernels"]}
+    assert not spaces["softmax"]
+    assert spaces["linear_gelu"]
 
 
 def test_a_device_that_does_not_exist(run: Any) -> None:

@@ -13,6 +13,8 @@ from tunedex.core.channel import Channel
 from tunedex.core.host import cpu
 from tunedex.db import open_store
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
+
 PROBLEM = "softmax:rows=24,cols=60,dtype=float32"
 
 

@@ -48,6 +48,12 @@ def test_it_is_json_and_its_own_canonical_form(value: Any) -> None:
     assert canonical_json(json.loads(text)) == text
 
 
+@pytest.mark.parametrize("value", ["\ud800", {"\udfff": 1}, [{"a": "b\udc00"}]])
+def test_half_a_surrogate_pair_has_no_canonical_form(value: Any) -> None:
+    with pytest.raises(ValueError, match="half a surrogate pair is no text"):
+        canonical_json(value)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(), min_size=2), st.randoms())
 def test_order_does_not_count(value: dict[str, int], random: Any) -> None:

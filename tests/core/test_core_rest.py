@@ -107,10 +107,15 @@ def test_a_config_is_shown_in_one_order_whatever_its_source() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [{}, {"implementation": 5}, {"implementation": "triton", "block": [64]}, {"implementation": "t", "streams": "two"}],
+    [
+        {},
+        {"implementation": 5},
+        {"implementation": "triton", "block": [64]},
+        *({"implementation": "t", "streams": streams} for streams in ("two", "2", 2.5, 0, -1, True)),
+    ],
 )
 def test_what_is_no_config_is_refused(document: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"config|invalid literal"):
+    with pytest.raises(ValueError, match=r"a config|is not a count from 1"):
         Config.from_dict(document)
 
 

@@ -247,7 +247,11 @@ class TestSignature:
             ({"operands": ()}, "it reads no operand"),
             ({"layouts": ("diagonal",)}, "layout 'diagonal' is unknown"),
             ({"defaults": (DefaultRule("cpu", {"implementation": "library"}, {"depth": (1, 2)}),)}, "asks for depth"),
-            ({"defaults": (DefaultRule("cpu", {"block": 1}),)}, "a default names no implementation"),
+            ({"defaults": (DefaultRule("cpu", {"block": 1}),)}, "a default cannot be: a config has no implementation"),
+            (
+                {"defaults": (DefaultRule("cpu", {"implementation": "numba", "streams": "two"}),)},
+                "a default cannot be: streams 'two' is not a count from 1",
+            ),
             ({"same_dtype": ("x", "bias")}, "bias is to share a dtype and is no operand"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",

@@ -75,6 +75,8 @@ def read_everything(store: Store) -> None:
     store.trials_of(problem().key, device=DEVICE.key, environment=ENVIRONMENT.key, kernel_version=VERSION)
     store.loosest_bound(DEVICE.key, problem().key)
     store.ceilings(DEVICE.key, ENVIRONMENT.key)
+    store.last_tried(DEVICE.key)
+    store.sweep(1)
     for limit in (1, 100):
         store.list_trials(limit=limit)
         store.list_sweeps(limit=limit)
@@ -113,6 +115,22 @@ def test_no_value_of_any_column_ends_the_reading_of_the_others(
                     raise AssertionError(f"{column} = {value}") from error
                 with connection:
                     connection.executemany(f"UPDATE {table} SET {column.name} = ? WHERE rowid = ?", before)
+
+
+@pytest.mark.parametrize(
+    "change", ["copy_bytes_s = 1e300", "cache_bytes_s = -1.0", "flops_s = '{\"tf32\":1e300}'", "copy_bytes_s = 0"]
+)
+def test_a_rate_that_no_device_has_is_told_and_measured_anew(
+    path: Path, damage: Callable[[str], None], change: str
+) -> None:
+    damage(f"UPDATE tunedex_ceilings SET {change}")
+    (fault,) = check_database(str(path)).faults
+    assert "is not above 0 and below 1e+18 a second" in fault
+    with open_store(str(path)) as store:
+        assert store.ceilings(DEVICE.key, ENVIRONMENT.key) is None
+        store.put_ceilings(DEVICE.key, ENVIRONMENT.key, Ceilings(1e12))
+        assert store.ceilings(DEVICE.key, ENVIRONMENT.key) == Ceilings(1e12)
+    assert check_database(str(path)).faults == ()
 
 
 def test_a_sound_database_has_no_fault(store: Store, url: str, capsys: Capture) -> None:

@@ -150,8 +150,13 @@ def test_a_final_that_was_disturbed_takes_no_incumbents_place() -> None:
     disturbed = [replace(tried(what, time_us), contended=True) for what, time_us in ((DEFAULT, 80), (1, 85), (2, 40))]
     assert choice(disturbed, incumbent) == incumbent
     assert choice(disturbed)[0].config == config(2)
-    old = [replace(row, environment="another") for row in incumbent]
-    assert choice(disturbed, old)[0].config == config(2)
+    for change in ({"environment": "another"}, {"kernel_version": "another"}):
+        old = [replace(row, **change) for row in incumbent]  # type: ignore[arg-type]
+        assert choice(disturbed, old) == old
+    warm = [replace(row, measurement=replace(row.measurement, policy=Policy.EAGER_WARM)) for row in incumbent]
+    assert choice(disturbed, warm) == warm
+    imported = [replace(row, source="imported") for row in incumbent]
+    assert choice(disturbed, imported)[0].config == config(2)
     quiet = [replace(trial, contended=False) for trial in disturbed]
     assert choice(quiet, incumbent)[0].config == config(2)
 

@@ -162,6 +162,22 @@ def test_the_signature_registered_last_is_served_and_older_ones_stay(store: Stor
     assert store.counts()["kernels"] == 3
 
 
+def test_what_is_last_does_not_depend_on_the_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a year ahead when the one was registered, and when the one was tried."""
+    with monkeypatch.context() as ahead:
+        later = datetime.now(UTC) + timedelta(days=365)
+        ahead.setattr(recording, "now", lambda: later)
+        store.register_signatures([signature(version="older"), signature("layernorm")])
+        store.add_trial(replace(trial(of=problem(7)), created_at=later))
+    for version in ("newer", "newest"):
+        store.register_signatures([signature(version=version)])
+        assert [s.version for s in store.kernels()] == [VERSION, version]
+        assert store.snapshot(DEVICE.key).signature("softmax").version == version
+    store.add_trial(replace(trial(of=problem(8)), created_at=later - timedelta(days=365)))
+    tried = store.last_tried(DEVICE.key)
+    assert tried[problem(7).key] < tried[problem(8).key]
+
+
 def test_a_sweep_says_how_it_ended(store: Store) -> None:
     limits = Limits(Objective.ERROR, 1e-3, 50.0, 2**33, "graph")
     sweep = Sweep(DEVICE.key, ENVIRONMENT.key, {"preset": "quick", "trials": 40}, limits=limits)

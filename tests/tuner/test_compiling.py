@@ -14,12 +14,12 @@ import pytest
 
 from tunedex.core.config import Config
 from tunedex.core.device import Device
-from tunedex.core.measurement import Failure, Resources
+from tunedex.core.measurement import Failure, FailureKind, Resources
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import compiling
-from tunedex.tuner.compiling import CompilePool, MemoryGate, PoolStats, compile_pool, pool_size
+from tunedex.tuner.compiling import CompilePool, Compiler, MemoryGate, PoolStats, compile_pool, pool_size
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.settings import SETTINGS
 
@@ -72,6 +72,25 @@ class TestPool:
         assert stats.compiled == len(outcomes)
         assert stats.failed == len(details) + 1  # for want of space one has no result, and is no failure
         assert stats.compile_s > COMPILE_S  # the hang's alone
+
+    @pytest.mark.parametrize(
+        ("needed", "words"),
+        [
+            (None, "TypeError: compile() gives None, which is no Resources"),
+            (12, "TypeError: compile() gives 12, which is no Resources"),
+            (Resources(registers=2**70), "ValueError: registers 1180591620717411303424 is not a whole number or null"),
+            (Resources(registers="x"), "ValueError: registers 'x' is not a whole number or null"),  # type: ignore[arg-type]
+            (Resources(spill_bytes=float("nan")), "ValueError: spill_bytes nan is not a whole number or null"),  # type: ignore[arg-type]
+            (Resources(shared_memory_bytes=-5), "ValueError: shared_memory_bytes -5 is negative"),
+        ],
+    )
+    def test_what_a_program_cannot_need_is_its_config_s_failure(
+        self, planted: Kernel, problem: Problem, monkeypatch: pytest.MonkeyPatch, needed: Any, words: str
+    ) -> None:
+        faults = get_kernel("faults")
+        monkeypatch.setattr(type(faults.implementation("triton")), "compile", lambda *arguments: needed)
+        outcome = Compiler().compile(problem, faulty("none"), H200)
+        assert outcome == Failure(FailureKind.COMPILE_ERROR, words)
 
     def test_the_processes_start_before_there_is_anything_to_compile(self, pool: CompilePool, problem: Problem) -> None:
         pool.ready()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,12 @@ from tunedex.db import Store, open_store
 from tunedex.db.records import SweepStatus, Trial
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.devices import DetectedDevice
+from tunedex.tuner.nvml import Sample
 from tunedex.tuner.recheck import Outcome, Recheck, RecheckReport, compare
 from tunedex.tuner.report import Progress
+from tunedex.tuner.worker import FinalTimes, Worker
+
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 BEFORE = Environment(torch="2.11.0", numba="0.61.0", python="3.11")
 AFTER = Environment(torch="2.13.0", numba="0.68.1", python="3.11")
@@ -92,10 +97,32 @@ def test_winners_are_timed_again_and_then_current(planted: Kernel, store: Store)
     assert [r.problem for r in forced.results] == [asked]
 
 
+def test_a_final_that_is_disturbed_verifies_nothing(
+    planted: Kernel, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = problem(planted)
+    store.publish(cpu().key, {asked: [row(config("none"), time_us=1e9), row(LIBRARY, 1, 2e9)]})
+    with monkeypatch.context() as busy:
+        final = Worker.final
+
+        def disturbed(worker: Worker, *arguments: Any) -> FinalTimes | None:
+            taken = final(worker, *arguments)
+            return replace(taken, states=(Sample(contended=True),)) if taken else None
+
+        busy.setattr(Worker, "final", disturbed)
+        report = recheck(store)
+    (result,) = report.results
+    assert (result.outcome, report.complete) == (Outcome.UNANSWERED, False)
+    assert result.detail == "its final was disturbed: still to be verified"
+    assert {r.environment for r in store.rows_of(cpu().key, asked.key)} == {BEFORE.key}
+    assert recheck(store).complete
+    assert {r.environment for r in store.rows_of(cpu().key, asked.key)} == {AFTER.key}
+
+
 def test_with_everything_the_least_recently_tried_come_first(planted: Kernel, store: Store) -> None:
     asked = [problem(planted, rows) for rows in (37, 38, 39)]
     store.publish(cpu().key, {each: [row(config("none"))] for each in asked})
-    for day, each in ((2, asked[0]), (1, asked[1]), (1, asked[2]), (3, asked[2])):
+    for day, each in ((3, asked[1]), (1, asked[2]), (2, asked[0]), (1, asked[2])):  # the clock says nothing
         failed = Failure(FailureKind.TIMEOUT)
         when = datetime(2026, 1, day, tzinfo=UTC)
         store.add_trial(Trial(each, cpu().key, BEFORE.key, "0", config("exit"), failed, created_at=when))

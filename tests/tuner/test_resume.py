@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from simulated import WHOLE, Simulation, task_of
+import simulated
+from simulated import DEVICE, WHOLE, Simulation, task_of
 from sweeping import (
     descendants,
     start,
@@ -24,8 +26,9 @@ from sweeping import (
 
 from tunedex.core.config import Config
 from tunedex.db import Store, open_store
-from tunedex.db.records import Stage, SweepStatus
+from tunedex.db.records import Stage, Sweep, SweepStatus
 from tunedex.kernels.base import Kernel
+from tunedex.tuner.lock import host_name, lock_name
 from tunedex.tuner.report import Effort
 from tunedex.tuner.search.proposer import Sampler
 from tunedex.tuner.settings import SETTINGS
@@ -253,3 +256,52 @@ class TestAChangedSpace:
             for w in widths
             for o in SPACE["order"]
         ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("options", "here"),
+    [
+        ({"locks": [lock_name(DEVICE)], "host": host_name()}, True),
+        ({"locks": [lock_name(DEVICE)], "host": "another"}, True),  # one UUID is one card
+        ({"locks": [7, ["x"], lock_name(DEVICE)], "host": host_name()}, True),
+        ({"locks": ["another"], "host": host_name()}, False),
+        ({"locks": [], "host": host_name()}, False),
+    ],
+)
+def test_a_sweep_that_was_killed_is_over_when_its_lock_is_held(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, options: dict[str, Any], here: bool
+) -> None:
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        monkeypatch.setattr(Store, "embedded", property(lambda self: not shared))
+        assert status_after(store, steps, options) is (SweepStatus.INTERRUPTED if here else SweepStatus.RUNNING)
+
+
+@pytest.mark.parametrize("locks", [7, None, "x", {"a": 1}])
+def test_a_sweep_whose_locks_are_none_ends_no_other(steps: Kernel, tmp_path: Path, locks: Any) -> None:
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        assert status_after(store, steps, {"locks": locks}) is SweepStatus.INTERRUPTED
+
+
+@pytest.mark.parametrize(("host", "over"), [(host_name(), True), ("another", False), (7, False)])
+def test_a_lock_without_a_uuid_is_of_one_host(
+    steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Any, over: bool
+) -> None:
+    cpu = replace(DEVICE, uuid=None)
+    monkeypatch.setattr(simulated, "DEVICE", cpu)
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        monkeypatch.setattr(Store, "embedded", property(lambda self: False))
+        options = {"locks": [lock_name(cpu)], "host": host}
+        assert status_after(store, steps, options) is (SweepStatus.INTERRUPTED if over else SweepStatus.RUNNING)
+
+
+def status_after(store: Store, kernel: Kernel, options: dict[str, Any]) -> SweepStatus:
+    """What another sweep says of one that runs, as far as the database knows, with ``options``."""
+    device, environment = simulated.DEVICE.device, simulated.ENVIRONMENT
+    store.register_device(device)
+    store.register_environment(environment)
+    number = store.start_sweep(Sweep(device.key, environment.key, options))
+    Simulation(lambda config: 100.0).sweep(store, [task_of(kernel)], Effort(1, None))
+    found = store.sweep(number)
+    assert found is not None
+    return found.status

@@ -100,9 +100,11 @@ def empty_range() -> tuple[int, ...]:
 class Odd(Tiled):
     """Goes wrong while it tells its space, in one of its four hooks or in what it declares."""
 
-    def __init__(self, where: str, values: Callable[[], object] = lambda: (1, 2)) -> None:
+    def __init__(
+        self, where: str, values: Callable[[], object] = lambda: (1, 2), error: type[BaseException] = ZeroDivisionError
+    ) -> None:
         super().__init__([1], 4)
-        self._where, self._values = where, values
+        self._where, self._values, self._error = where, values, error
 
     def missing(self) -> str | None:
         return self._at("missing")
@@ -120,14 +122,17 @@ class Odd(Tiled):
 
     def _at(self, where: str) -> None:
         if where == self._where:
-            raise ZeroDivisionError("division by zero")
+            raise self._error("of its own")
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("where", ["missing", "takes", "tunables", "constraints", "holds"])
-def test_an_implementation_that_cannot_tell_its_space_costs_itself_alone(planted: Kernel, where: str) -> None:
-    space = space_of(planted, Odd(where), planted.implementation("library"))
+def test_an_implementation_that_cannot_tell_its_space_costs_itself_alone(
+    planted: Kernel, where: str, error: type[BaseException]
+) -> None:
+    space = space_of(planted, Odd(where, error=error), planted.implementation("library"))
     assert list(space) == [Config("library")]
-    assert space.refused == {"numba": "its space cannot be told: ZeroDivisionError: division by zero"}
+    assert space.refused == {"numba": f"its space cannot be told: {error.__name__}: of its own"}
 
 
 @pytest.mark.parametrize(
@@ -136,14 +141,28 @@ def test_an_implementation_that_cannot_tell_its_space_costs_itself_alone(planted
         (empty_range, "ValueError: range() arg 3 must not be zero"),
         (lambda: (1.0, float("nan")), "ValueError: nan is not a finite number"),
         (lambda: (1.0, float("inf")), "ValueError: inf is not a finite number"),
-        (lambda: ([1], [2]), "TypeError: unhashable type: 'list'"),
+        (lambda: ([1], [2]), "ValueError: size of a config is a list"),
+        (lambda: (None, 1), "ValueError: size of a config is a NoneType"),
+        (lambda: ("a", "\ud800"), "ValueError: half a surrogate pair is no text"),
         (lambda: (object(),), "TypeError: object has no canonical form"),
         (lambda: iter((1, 2)), "TypeError: tuple_iterator has no canonical form"),
     ],
-    ids=["raises", "nan", "inf", "list", "object", "iterator"],
+    ids=["raises", "nan", "inf", "list", "none", "surrogate", "object", "iterator"],
 )
 def test_values_that_no_config_can_have_are_refused(planted: Kernel, values: Callable[[], object], why: str) -> None:
     assert space_of(planted, Odd("", values)).refused == {"numba": f"its space cannot be told: {why}"}
+
+
+@pytest.mark.parametrize("streams", ["x", 2.5, True, 0, -1])
+def test_streams_are_counted_from_one(planted: Kernel, streams: Value) -> None:
+    class Split(Tiled):
+        def tunables(self, problem: Problem, device: Device) -> Sequence[Tunable]:
+            return (*super().tunables(problem, device), Tunable("streams", (1, streams), "streams"))
+
+    space = space_of(planted, Split([1], 4), planted.implementation("library"))
+    assert list(space) == [Config("library")]
+    why = f"its space cannot be told: ValueError: streams {streams!r} is not a count from 1"
+    assert space.refused == {"numba": why}
 
 
 @pytest.mark.parametrize("name", ["threads", "implementation"])

@@ -16,13 +16,15 @@ from simulated import Simulation, task_of
 from sweeping import trials_in
 
 from tunedex.core.config import Config
-from tunedex.core.measurement import Measurement
+from tunedex.core.measurement import Failure, Measurement
 from tunedex.db import engine, open_store
 from tunedex.db.records import Stage, Trial
 from tunedex.kernels.base import Kernel
 from tunedex.tuner import history
 from tunedex.tuner.nvml import Sample
-from tunedex.tuner.report import Effort, Progress
+from tunedex.tuner.report import Effort, Progress, Report
+from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.space import Space
 
 STATES = (Sample(1980, 51, ""), Sample(1980, 60, "power_cap"), Sample(1600, 83, "thermal", contended=True), Sample())
 
@@ -71,6 +73,51 @@ def test_a_database_that_is_away_for_a_while_costs_a_sweep_nothing(
     holder.close()
     assert report.complete
     assert len(searched) == len(set(searched)) == 8
+
+
+def test_what_a_short_limit_ended_is_tried_again_under_a_longer_one(steps: Kernel, tmp_path: Path) -> None:
+    """The default and the library call too. What the longer one ends is over."""
+    hanging: set[Config] = set()
+
+    def hangs(config: Config) -> bool:
+        return not hanging or config in hanging
+
+    def sweep(limit_s: float) -> tuple[Report, int]:
+        simulation = Simulation(lambda config: 100.0, hangs=hangs)
+        timeouts = SETTINGS.timeouts.for_trials(limit_s)
+        return simulation.sweep(store, [task_of(steps)], Effort(6, None), timeouts=timeouts), len(simulation.tried)
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        report, tried = sweep(0.001)
+        assert (report.results[0].best, tried) == (None, 6)
+        assert sweep(0.001)[1] == 0
+        hanging.add(next(t.config for t in trials_in(store) if not t.config.library and t.config not in hanging))
+        report, tried = sweep(2.0)
+        assert report.results[0].best is not None
+        assert tried == 6
+        for limit_s in (2.0, 1.0):
+            assert sweep(limit_s)[1] == 0
+        assert sweep(3.0)[1] == 1
+
+
+def test_memory_that_others_keep_is_no_fault_of_the_next(steps: Kernel, tmp_path: Path) -> None:
+    """One config is too large wherever it runs; another only where one has run before it in the same process."""
+    configs = list(Space.of(steps, task_of(steps).problems[0], simulated.DEVICE.device))
+    large, second = (config for config in configs[:2])
+
+    def fails(config: Config) -> bool:
+        number = simulation.calls[-1][0]
+        measured = sum(method == "measure" for process, method, _ in simulation.calls if process == number)
+        return config == large or (config == second and measured > 1)
+
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        simulation = Simulation(lambda config: 100.0, fails=fails)
+        report = simulation.sweep(store, [task_of(steps)])
+        failed = [t.config for t in trials_in(store) if isinstance(t.outcome, Failure)]
+    assert report.complete
+    assert failed == [large]
+    assert simulation.tried.count(second) == 2
+    assert simulation.tried.count(large) <= 2
 
 
 def test_a_sweep_that_is_interrupted_waits_for_no_database(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from tunedex.cli.app import run
 from tunedex.core.device import GIB, Device
-from tunedex.core.errors import BadInput, UnknownKernel
+from tunedex.core.errors import BadInput, CannotRun, UnknownKernel
 from tunedex.core.host import cpu
+from tunedex.kernels.base import Kernel
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.tasks import parse_task, preset_named, tasks_for
 
@@ -76,6 +83,46 @@ def test_kernels_choose_among_the_preset_s_problems() -> None:
     assert [str(t) for t in tasks_for(cpu(), ["softmax"], [GOOD])] == [GOOD.replace("fp32", "float32")]
     with pytest.raises(BadInput, match="of none of the kernels that --kernels allows: softmax"):
         tasks_for(cpu(), ["softmax"], [GOOD, "linear_gelu:m=8,n=8,k=8,dtype=float32"])
+
+
+def _ends() -> list[dict[str, int]]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("quick", "words"),
+    [
+        (_ends, "SystemExit: 3"),
+        (lambda: [{"rows": 0, "cols": 4, "dtype": "float32"}], "BadInput: rows=0: nothing to compute"),
+        (lambda: ["rows=4"], "AttributeError"),
+        (lambda: None, "TypeError"),
+    ],
+)
+def test_a_kernel_that_names_no_preset_problems_is_left_out(
+    planted: Kernel, steps: Kernel, monkeypatch: pytest.MonkeyPatch, quick: Callable[[], Any], words: str
+) -> None:
+    monkeypatch.setattr(planted, "quick", lambda device: quick())
+    monkeypatch.setattr(steps, "quick", lambda device: [{"rows": 4, "cols": 4, "dtype": "float32"}])
+    told: list[str] = []
+    tasks = tasks_for(cpu(), ["planted", "steps"], [], tell=told.append)
+    assert [task.kernel.name for task in tasks] == ["steps"]
+    (line,) = told
+    assert line.startswith("left out: kernel planted names no problems of the quick preset: ")
+    assert words in line
+    with pytest.raises(CannotRun, match="kernel planted names no problems"):
+        tasks_for(cpu(), ["planted"], [])
+
+
+def test_a_sweep_without_a_kernel_is_done_in_part(
+    planted: Kernel, steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(planted, "quick", lambda device: _ends())
+    monkeypatch.setattr(steps, "quick", lambda device: [{"rows": 4, "cols": 64, "dtype": "float32"}])
+    command = ["sweep", "--device", "cpu", "--kernels", "planted,steps", "--trials", "1", "--json"]
+    assert run([*command, "--db", str(tmp_path / "tunedex.db")]) == 1
+    printed = capsys.readouterr()
+    assert "left out: kernel planted names no problems of the quick preset: SystemExit: 3\n" in printed.err
+    assert [result["kernel"] for result in json.loads(printed.out)["results"]] == ["steps"]
 
 
 HUGE = "softmax:rows=4,cols=99999999999999999,dtype=float32"

@@ -43,6 +43,24 @@ def test_one_rounding_is_lossless(exact: torch.Tensor, dtype: str) -> None:
     assert verdict.error == pytest.approx(relative_error(result, exact))
 
 
+class Unreferenced(type(get_kernel("softmax"))):  # type: ignore[misc]
+    """One element of the reference is no number."""
+
+    def reference(self, *arguments: Any, **named: Any) -> dict[str, Reference]:
+        made = super().reference(*arguments, **named)
+        for reference in made.values():
+            reference.value.flatten()[-1] = math.nan
+        return made
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_reference_that_is_no_number_is_held_against_no_config(slow: bool) -> None:
+    kernel = Unreferenced()
+    problem = kernel.signature.problem({"rows": 8, "cols": 16, "dtype": "float32"})
+    with pytest.raises(ValueError, match="the reference of out is not finite"):
+        InputSet.make(kernel, problem, InputSource(1, "cpu"), None, slow=slow)
+
+
 def test_one_wrong_element_at_the_end_is_found_and_named(exact: torch.Tensor) -> None:
     result = exact.to(torch.bfloat16)
     result[-1, -1] *= 1.5

@@ -18,12 +18,13 @@ from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner import worker as worker_module
 from tunedex.tuner.failures import SpoiltProblem, SpoiltProcess
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.load import Idle
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.spent import Ledger
-from tunedex.tuner.worker import DeviceLost, NotOpened, Stopped, Worker
+from tunedex.tuner.worker import DeviceLost, Stopped, Worker
 
 START_S = 60.0
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunedex.cli.devices import device_of
-from tunedex.cli.output import JsonOption, print_json, print_table
+from tunedex.cli.output import JsonOption, print_json, print_table, say
+from tunedex.core.errors import CannotRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tunedex.core.device import Device
+    from tunedex.core.problem import Problem
     from tunedex.kernels.base import Kernel
 
 
@@ -24,38 +26,47 @@ def register(app: typer.Typer) -> None:
 def kernels(
     device: Annotated[str, typer.Option(help="auto, all, cuda, cuda:N, cpu, or a device's key.")] = "auto",
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """List every kernel with its formula, dimensions, tunables and the size of its space on a device."""
     from tunedex.kernels.registry import all_kernels
 
     where = device_of(device)
-    documents = [_document(kernel, where) for kernel in all_kernels().values()]
+    faults: list[str] = []
+    documents = [_document(kernel, where, faults) for kernel in all_kernels().values()]
     if as_json:
         print_json({"device": where.to_dict(), "kernels": documents})
-        return
-    print_table(
-        ["<kernel", "<formula", "<dimensions", "<attributes", "<implementation", "<tunables", "configs"],
-        [row for document in documents for row in _rows(document)],
-        title=f"on {where.key}",
-    )
+    else:
+        print_table(
+            ["<kernel", "<formula", "<dimensions", "<attributes", "<implementation", "<tunables", "configs"],
+            [row for document in documents for row in _rows(document)],
+            title=f"on {where.key}",
+        )
+    for fault in faults:
+        say(fault)
+    return 1 if faults else 0
 
 
-def _document(kernel: Kernel, device: Device) -> dict[str, Any]:
-    """A kernel as data, with its spaces for the problems of the quick preset."""
+def _document(kernel: Kernel, device: Device, faults: list[str]) -> dict[str, Any]:
+    """A kernel as data, with its spaces for the problems of the quick preset; of one that does not name them,
+    ``faults`` gets a line."""
+    from tunedex.tuner.tasks import quick_tasks
+
+    try:
+        problems = [problem for task in quick_tasks(kernel, device) for problem in task.problems]
+    except CannotRun as fault:
+        problems = []
+        faults.append(str(fault))
     return {
         **kernel.signature.to_dict(),
         "implementations": [implementation.name for implementation in kernel.implementations],
         "notes": dict(kernel.dimensions_notes),
-        "spaces": [_space(kernel, parameters, device) for parameters in kernel.quick(device)],
+        "spaces": [_space(kernel, problem, device) for problem in problems],
     }
 
 
-def _space(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> dict[str, Any]:
-    from tunedex.core.limits import Limits
+def _space(kernel: Kernel, problem: Problem, device: Device) -> dict[str, Any]:
     from tunedex.tuner.space import Space
 
-    _, named = Limits.apart(parameters)
-    problem = kernel.signature.problem(named)
     space = Space.of(kernel, problem, device)
     return {
         "problem": {**problem.to_dict(), "key": problem.key},

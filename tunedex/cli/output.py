@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,23 @@ import typer
 from tunedex.core.canonical import finite
 from tunedex.core.display import time_words
 from tunedex.core.errors import CannotRun
+
+
+def whole(value: str | int) -> int:
+    """Read a whole number; a default is one already. Typer would read 2.0 too."""
+    if isinstance(value, str):
+        if not re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", value):
+            raise typer.BadParameter(f"{value!r} is not a whole number")
+        value = int(value)
+    return value
+
+
+def given_file(value: str | Path) -> Path:
+    """Read the name of a file; an empty one would be the folder at hand."""
+    if not str(value).strip():
+        raise typer.BadParameter("it names no file")
+    return Path(value)
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DbOption = Annotated[
@@ -33,7 +51,8 @@ KernelArgument = Annotated[str, typer.Argument(help="A kernel's name, as `tuner 
 KeyOption = Annotated[str, typer.Option("--device", help="auto, all, cuda, cuda:N, cpu, or a device's key.")]
 ChannelOption = Annotated[str, typer.Option("--channel", help="stable or candidate.")]
 RevisionOption = Annotated[
-    int | None, typer.Option("--revision", help="A revision, instead of the channel's current one.")
+    int | None,
+    typer.Option("--revision", metavar="N", parser=whole, help="A revision, instead of the channel's current one."),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, JsonOption, print_json, print_table, say
+from tunedex.cli.output import DbOption, JsonOption, print_json, print_table, say, whole
 from tunedex.core.channel import Channel
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def register(app: typer.Typer) -> None:
 def promote(
     device: DeviceKeyOption = None,
     revision: Annotated[
-        int | None, typer.Option("--revision", metavar="N", help="This revision, in place of the candidate's.")
+        int | None,
+        typer.Option("--revision", metavar="N", parser=whole, help="This revision, in place of the candidate's."),
     ] = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -46,7 +47,7 @@ def promote(
 
 
 def rollback(
-    revision: Annotated[int, typer.Argument(metavar="REVISION", help="The revision to offer again.")],
+    revision: Annotated[int, typer.Argument(metavar="REVISION", parser=whole, help="The revision to offer again.")],
     device: DeviceKeyOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,

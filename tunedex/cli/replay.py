@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunedex.cli import tuning
-from tunedex.cli.output import JsonOption, print_json, print_table, say
+from tunedex.cli.output import JsonOption, print_json, print_table, say, whole
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ def replay_recordings(
         str, typer.Option(help="auto, random, brute-force; or Optuna's tpe, tpe-univariate, gp, cmaes, qmc.")
     ] = "auto",
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Configs to try; default 200.", show_default=False)
+        int | None, typer.Option(metavar="N", parser=whole, help="Configs to try; default 200.", show_default=False)
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="K", help="Searches to average over, seeds 0 to K-1; default 20.")
+        int | None,
+        typer.Option(metavar="K", parser=whole, help="Searches to average over, seeds 0 to K-1; default 20."),
     ] = None,
     warm: Annotated[
         list[Path] | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, say
+from tunedex.cli.output import DbOption, say, whole
 from tunedex.core.errors import BadInput, CannotRun
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes any that is free.")] = 8421,
+    port: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="The port to listen on; 0 takes any that is free.")
+    ] = 8421,
     db: DbOption = None,
 ) -> None:
     """Answer lookups over HTTP and show what is best on each device, until interrupted."""

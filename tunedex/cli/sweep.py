@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunedex.cli import tuning
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, say
+from tunedex.cli.output import DbOption, JsonOption, given_file, microseconds, print_table, say, whole
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,9 +34,15 @@ def sweep(
     ] = None,
     problems: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A problem file of `tuner profile`: its problems instead of the preset's."),
+        typer.Option(
+            metavar="FILE",
+            parser=given_file,
+            help="A problem file of `tuner profile`: its problems instead of the preset's.",
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Configs to try a problem; default the preset's.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole, help="Configs to try a problem; default the preset's.")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
     ] = None,
@@ -45,7 +51,7 @@ def sweep(
         typer.Option(metavar="TIME", help="Longest that a config may compile, and may run; default 90s and 60s."),
     ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Seed of the search.")] = 0,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -84,14 +90,18 @@ def sweep(
     alike: dict[str, list[DetectedDevice]] = {}
     for found in detect(device):
         alike.setdefault(found.device.key, []).append(found)
-    plans = [(group, tasks_for(group[0].device, names, given, seen)) for group in alike.values()]
+    left_out: list[str] = []
+    tell = left_out.append
+    plans = [(group, tasks_for(group[0].device, names, given, seen, tell=tell)) for group in alike.values()]
+    for line in dict.fromkeys(left_out):
+        say(line)
     command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
     options |= {"sampler": sampler, "seed": seed}
     reports: list[Report] = []
     published: list[str] = []
-    with open_store(db) as store, tuning.ended_by_sigterm():
+    with open_store(db) as store:
         for (first, *others), tasks in plans:
             for found in (first, *others):
                 tuning.announce(found)
@@ -106,7 +116,7 @@ def sweep(
             if reports[-1].interrupted:
                 break
     _print(reports, published, as_json, command)
-    return _exit_code(reports)
+    return _exit_code(reports) or (1 if left_out else 0)
 
 
 def _print(reports: list[Report], published: list[str], as_json: bool, command: str) -> None:

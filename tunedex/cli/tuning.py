@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,16 +61,6 @@ def seconds(text: str | None, option: str) -> float | None:
 def command_line() -> str:
     """The command as it was given, less the password of a database."""
     return shlex.join(["tuner", *map(without_password, sys.argv[1:])])
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def announce(found: DetectedDevice) -> None:

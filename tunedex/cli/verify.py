@@ -44,7 +44,7 @@ def verify(
     command = tuning.command_line()
     reports: list[RecheckReport] = []
     published: list[str] = []
-    with open_store(db, create=False) as store, tuning.ended_by_sigterm():
+    with open_store(db, create=False) as store:
         for found in detect(device):
             tuning.announce(found)
             with tuning.watching() as watch:

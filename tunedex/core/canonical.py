@@ -24,10 +24,25 @@ def canonical_json(value: Any) -> str:
     """Spell ``value`` canonically.
 
     Raises:
-        ValueError: a number is not finite, or a key is not a string.
+        ValueError: a number is not finite, a key is not a string, or a string has no spelling in UTF-8.
         TypeError: a value is of a type that JSON does not have.
     """
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a surrogate pair is no text") from error
+    return text
+
+
+def read_json(text: str) -> Any:
+    """The value that a JSON text spells. Unlike `json.loads` it reads no text that says two things, or none.
+
+    Raises:
+        ValueError: it is no JSON, an object has a name twice, or a number is not finite.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def key_of(value: Any) -> str:
@@ -49,6 +64,18 @@ def finite(value: Any) -> Any:
 def time_text(value: datetime) -> str:
     """An aware time in UTC to the microsecond, ``2026-01-31T12:00:00.000000Z``, so that texts sort as times do."""
     return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
 
 
 def _plain(value: Any) -> Any:

@@ -46,6 +46,19 @@ class Config:
     def streams(self) -> int:
         return int(self.values.get("streams", 1))
 
+    def check(self) -> None:
+        """Check what nobody vouches for: the values that a kernel declares, or those of a document.
+
+        Raises:
+            ValueError: a value is none that a tunable can have, or ``streams`` is no count.
+        """
+        for name, value in self.values.items():
+            if not isinstance(value, (int, float, str)):
+                raise ValueError(f"{name} of a config is a {type(value).__name__}")
+        streams = self.values.get("streams", 1)
+        if not isinstance(streams, int) or isinstance(streams, bool) or streams < 1:
+            raise ValueError(f"streams {streams!r} is not a count from 1")
+
     @property
     def ordered(self) -> list[tuple[str, Value]]:
         """The tunables by name: the one order in which a config is shown, in whatever order its source has them."""
@@ -64,11 +77,9 @@ class Config:
         implementation = values.pop("implementation", None)
         if not isinstance(implementation, str) or not implementation:
             raise ValueError("a config has no implementation")
-        for name, value in values.items():
-            if not isinstance(value, (int, float, str)):
-                raise ValueError(f"{name} of a config is a {type(value).__name__}")
-        int(values.get("streams", 1))
-        return cls(implementation, values)
+        config = cls(implementation, values)
+        config.check()
+        return config
 
     def __str__(self) -> str:
         return " ".join([self.implementation, *(f"{name}={value}" for name, value in self.ordered)])

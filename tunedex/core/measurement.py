@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from tunedex.core.typed import check_types
+
 
 class FailureKind(StrEnum):
     """Why a config has no time."""
@@ -51,6 +53,17 @@ class Resources:
     shared_memory_bytes: int | None = None
     registers: int | None = None
     spill_bytes: int | None = None
+
+    def check(self) -> None:
+        """Check what nobody vouches for: what an implementation gives.
+
+        Raises:
+            ValueError: a member is no count.
+        """
+        check_types(self)
+        for name, count in asdict(self).items():
+            if count is not None and count < 0:
+                raise ValueError(f"{name} {count} is negative")
 
 
 @dataclass(frozen=True)

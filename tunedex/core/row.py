@@ -66,15 +66,13 @@ class Row:
         """Check a row whose fields are of their types: whoever chooses among rows divides by their times.
 
         Raises:
-            ValueError: a time is none, the error is no number from 0, or the config's streams are no count.
+            ValueError: a time is none, the error is no number from 0, or the config is none.
         """
         self.measurement.check()
         for name in ("default_us", "library_us", "warm_us"):
             if (time_us := getattr(self, name)) is not None:
                 require_time(name, time_us)
-        streams = self.config.values.get("streams", 1)
-        if not isinstance(streams, int) or streams < 1:
-            raise ValueError(f"streams {streams!r} is not a count from 1")
+        self.config.check()
 
 
 def choose(rows: Iterable[Row], limits: Limits = NO_LIMITS) -> Row | None:

@@ -144,8 +144,10 @@ class Signature:
             yield from (
                 f"a default asks for {name}, which is no dimension" for name in rule.ranges if name not in sizes
             )
-            if not isinstance(rule.config.get("implementation"), str):
-                yield "a default names no implementation"
+            try:
+                Config.from_dict(rule.config)
+            except ValueError as error:
+                yield f"a default cannot be: {error}"
 
     @cached_property
     def names(self) -> frozenset[str]:

@@ -34,6 +34,9 @@ from tunedex.db.reading import reads, warn
 from tunedex.db.records import Best, Ceilings, Miss, Stage, Sweep, SweepStatus, Trial
 from tunedex.db.types import now, row_time, time_of
 
+#: Bytes or operations a second that no device comes near: the fastest of today stay a hundred times below.
+MAX_RATE = 1e18
+
 Columns = dict[str, Any]
 
 
@@ -246,9 +249,9 @@ def miss_of(row: MissRow) -> Miss:
 @reads
 def ceilings_of(row: CeilingRow) -> Ceilings:
     _members("flops_s", row.flops_s, (int, float))
-    for rate in (row.copy_bytes_s, *row.flops_s.values()):
-        if not rate > 0:
-            raise ValueError(f"rate {rate} is not above 0")
+    for rate in (row.copy_bytes_s, *row.flops_s.values(), *filter(None, [row.cache_bytes_s])):
+        if not 0 < rate < MAX_RATE:
+            raise ValueError(f"rate {rate:g} is not above 0 and below {MAX_RATE:g} a second")
     return Ceilings(row.copy_bytes_s, row.flops_s, row.cache_bytes_s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Insert, case, delete, func, insert, select, update
@@ -24,6 +24,7 @@ from tunedex.db.mapping import (
     problem_of,
     signature_of,
     sweep_columns,
+    sweep_of,
     trial_columns,
     trial_of,
 )
@@ -89,10 +90,16 @@ def register_environment(session: Session, environment: Environment) -> None:
 
 
 def register_signatures(session: Session, signatures: Iterable[Signature]) -> None:
-    """Record ``signatures``; one that is not its kernel's latest becomes it, so going back to older code works too."""
+    """Record ``signatures``; one that is not its kernel's latest becomes it, so going back to older code works too, and
+    so it does where the clock was ahead when that was registered."""
     latest = latest_kernels(session)
+    found = session.execute(select(KernelRow.name, func.max(KernelRow.registered_at)).group_by(KernelRow.name))
+    after = {name: last + timedelta(microseconds=1) for name, last in found if isinstance(last, datetime)}
     time = now()
-    columns = [kernel_columns(signature, time) for signature in {s.kernel: s for s in signatures}.values()]
+    columns = [
+        kernel_columns(signature, max(time, after.get(name, time)))
+        for name, signature in {s.kernel: s for s in signatures}.items()
+    ]
     rows = [row for row in columns if latest.get(row["name"]) != row["key"]]
     upsert(session, KernelRow, rows, key=["key"], change=["registered_at"])
 
@@ -138,6 +145,11 @@ def end_sweep(session: Session, sweep: int, status: SweepStatus) -> None:
         raise BadInput(f"sweep {sweep} is unknown; `start_sweep` gives the number of one", field="sweep")
 
 
+def sweep(session: Session, number: int) -> Sweep | None:
+    row = session.get(SweepRow, number)
+    return read_or(None, lambda: sweep_of(row)) if row else None
+
+
 def add_trials(session: Session, trials: Sequence[Trial]) -> list[int]:
     """Record ``trials`` and the problems among them that are new; the numbers grow in the order given."""
     register_problems(session, [trial.problem for trial in trials])
@@ -170,10 +182,9 @@ def loosest_bound(session: Session, device: str, problem: str) -> float | None:
     return session.scalar(select(func.max(TrialRow.max_error)).where(*of_problem))
 
 
-def last_tried(session: Session, device: str) -> dict[str, datetime]:
-    statement = select(TrialRow.problem_key, func.max(TrialRow.created_at)).where(TrialRow.device_key == device)
-    found = session.execute(statement.group_by(TrialRow.problem_key))
-    return {key: last for key, last in found if isinstance(last, datetime)}
+def last_tried(session: Session, device: str) -> dict[str, int]:
+    statement = select(TrialRow.problem_key, func.max(TrialRow.id).label("last")).where(TrialRow.device_key == device)
+    return {row.problem_key: row.last for row in session.execute(statement.group_by(TrialRow.problem_key))}
 
 
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:

@@ -11,8 +11,8 @@ Pure, and indifferent to the order of what it is given: equal trials give equal 
    the default and the library call are published whatever their number; the fastest of the rest fill up to 16 rows.
 4. Only times of the final's policy are compared, and only rows measured here.
 5. A config that failed when it was last tried is not served, whatever it did before.
-6. A final that other work on the device disturbed takes no incumbent's place: with its times comes an answer where
-   there was none for this environment and kernel version, and nothing else.
+6. A final that was disturbed takes no incumbent's place, of whatever environment, kernel version or policy that is:
+   with its times comes an answer where nothing that was measured here is left, and nothing else.
 """
 
 from __future__ import annotations
@@ -71,16 +71,15 @@ def select(
 
     timed = {key: complete(row) for key, row in timed.items()}
     sample = next(iter(timed.values()))
+    standing = [row for row in incumbent if row.config.key not in failed and row.source == LOCAL]
+    if standing and any(trial.contended for trial in finals):
+        return _without(failed, incumbent)
     published = [
         row
-        for row in incumbent
-        if row.config.key not in failed
-        and row.source == LOCAL
-        and (row.environment, row.kernel_version, row.measurement.policy)
+        for row in standing
+        if (row.environment, row.kernel_version, row.measurement.policy)
         == (sample.environment, sample.kernel_version, policy)
     ]
-    if published and any(trial.contended for trial in finals):
-        return _without(failed, incumbent)
     before = next((row for row in incumbent if row.rank == 0), None)
     held = timed.get(before.config.key, before if before in published else None) if before else None
     known = (default, library.config if library is not None else None)

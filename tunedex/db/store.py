@@ -7,7 +7,6 @@ write), `publishing` (revisions and channels) and `listing` (what is there).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
@@ -157,6 +156,10 @@ class Store:
         """
         self._write(recording.end_sweep, sweep, status)
 
+    def sweep(self, number: int) -> Sweep | None:
+        """The sweep of that number; None where there is none, or it cannot be read."""
+        return self._read(recording.sweep, number)
+
     def add_trial(self, trial: Trial) -> int:
         """Record ``trial``, and its problem where it is new, and give its number. It is kept once this returns."""
         return self.add_trials([trial])[0]
@@ -182,8 +185,8 @@ class Store:
         """The largest ``max_error`` under which the problem of that key was tried; None where none was given."""
         return self._read(recording.loosest_bound, device, problem)
 
-    def last_tried(self, device: str) -> dict[str, datetime]:
-        """When each problem was last tried on the device, by the problem's key; without those that never were."""
+    def last_tried(self, device: str) -> dict[str, int]:
+        """The number of each problem's last trial on the device, by the problem's key; without those that have none."""
         return self._read(recording.last_tried, device)
 
     def ceilings(self, device: str, environment: str) -> Ceilings | None:

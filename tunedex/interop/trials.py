@@ -180,7 +180,7 @@ def trial_sets_of(document: Mapping[str, Any]) -> list[TrialSet]:
     """
     if document.get("format") != TRIALS_FORMAT or not isinstance(document.get("sets"), list):
         raise BadInput("it is no export of `tuner export trials`", field="trials")
-    if document.get("version") != TRIALS_VERSION:
+    if document.get("version") != TRIALS_VERSION or document["version"] is True:
         raise BadInput(
             f"version {document.get('version')!r} of an export is not {TRIALS_VERSION}, which this Tunedex reads",
             field="trials",

@@ -24,6 +24,7 @@ from tunedex.kernels.base import InputSource, Kernel, Launch
 from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings, load
 from tunedex.tuner.checking import check, trespass
+from tunedex.tuner.costs import cost_of
 from tunedex.tuner.devices import energy_j, sample
 from tunedex.tuner.failures import STICKY, SpoiltProblem, failure_of
 from tunedex.tuner.imports import import_compilers
@@ -137,7 +138,7 @@ class Bench:
         inputs = tuple(self._input_set(kernel, problem, max_error, n) for n in range(2))
         first = TensorSet(inputs[0].operands, outputs.tensors)
         written, peaks = TensorSet({}, outputs.tensors).bytes, peaks_of(self._device)
-        physics = physics_of(kernel.cost(problem), written, self._device, peaks, measured, self._timing)
+        physics = physics_of(cost_of(kernel, problem), written, self._device, peaks, measured, self._timing)
         policy = policy or self._timer.policy(floor_us)
         self._opened = Opened(kernel, problem, policy, physics, inputs, outputs)
         outputs.poison()

@@ -13,6 +13,7 @@ from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.precision import matmul_precision
+from tunedex.tuner.costs import cost_of
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import between_events_us
 
@@ -68,14 +69,22 @@ def faster_precisions(peak: str) -> tuple[str, ...]:
 
 
 def shortest_us(kernel: Kernel, problem: Problem, ceilings: Ceilings) -> float:
-    """The floor of ``problem`` in microseconds at the measured ceilings, whatever the compute precision."""
-    cost = kernel.cost(problem)
+    """The floor of ``problem`` in microseconds at the measured ceilings, whatever the compute precision.
+
+    Raises:
+        NotOpened: ``kernel`` states no cost.
+    """
+    cost = cost_of(kernel, problem)
     return min(ceilings.floor_us(cost.flops, peak, cost.bytes) for peak in (cost.peak, *faster_precisions(cost.peak)))
 
 
 def roofline_share(kernel: Kernel, problem: Problem, config: Config, time_us: float, ceilings: Ceilings) -> float:
-    """The floor over ``time_us``, against the rate of the precision that ``config`` computes in."""
-    cost = kernel.cost(problem)
+    """The floor over ``time_us``, against the rate of the precision that ``config`` computes in.
+
+    Raises:
+        NotOpened: ``kernel`` states no cost.
+    """
+    cost = cost_of(kernel, problem)
     peak = config.precision if config.precision in faster_precisions(cost.peak) else cost.peak
     return ceilings.floor_us(cost.flops, peak, cost.bytes) / time_us
 

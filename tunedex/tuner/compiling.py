@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from tunedex.tuner.settings import SETTINGS, Timeouts
 
 _log = logging.getLogger(__name__)
 
+#: How the words begin of what ended a compiling process.
+COMPILING = "compiling: "
+
 #: How often a config is handed to a compiling process before it is left to the worker.
 _ATTEMPTS = 2
 
@@ -48,7 +52,11 @@ class Compiler:
         """
         implementation = get_kernel(problem.kernel).implementation(config.implementation)
         try:
-            return implementation.compile(problem, config, device)
+            needed = implementation.compile(problem, config, device)
+            if not isinstance(needed, Resources):
+                raise TypeError(f"compile() gives {reprlib.repr(needed)}, which is no Resources")
+            needed.check()
+            return needed
         except OSError as error:
             raise HostFault(f"{type(error).__name__}: {one_line(error)}") from error
         except Exception as error:  # noqa: BLE001 - any failure of a candidate is that candidate's failure
@@ -213,7 +221,7 @@ class CompilePool:
         except HostFault:
             raise
         except ProcessFailure as failure:
-            return Failure(failure.kind, f"compiling: {failure}")
+            return Failure(failure.kind, f"{COMPILING}{failure}")
         except TunedexError as error:  # what is no `Exception` there, or cannot be sent
             return Failure(FailureKind.COMPILE_ERROR, str(error))
         return result

@@ -13,7 +13,7 @@ from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.timing import CaptureError
 
 #: Failures after which the measuring process is not to be trusted: what sticks to it would be held against others.
-STICKY = frozenset({FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.TIMEOUT})
+STICKY = frozenset({FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OOM})
 
 #: What a message says, in lower case, of the kind of failure that it reports.
 _TELLTALES = (

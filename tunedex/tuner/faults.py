@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tunedex.core.display import one_line
-from tunedex.tuner.worker import NotOpened
+from tunedex.core.errors import TunedexError
+
+
+class NotOpened(TunedexError):
+    """A problem's cost, inputs or references cannot be made on the device; no config is at fault."""
 
 
 @contextmanager
@@ -18,5 +22,7 @@ def laid_on_the_problem(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
         raise NotOpened(f"{what}: {type(error).__name__}: {one_line(error)}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tunedex.core.config import Config
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
@@ -11,6 +12,7 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.db.records import Stage, Trial
 from tunedex.kernels.forward import mapped_forward
+from tunedex.tuner.compiling import COMPILING
 from tunedex.tuner.context import Context
 from tunedex.tuner.faults import laid_on_the_problem
 from tunedex.tuner.tasks import Task
@@ -37,6 +39,7 @@ class History:
                 self._weigh(trial)
         #: Of those that were stored here; a task that another device gave back has trials of its own.
         self._generations: dict[int | None, int] = {}
+        self._options: dict[int | None, Mapping[str, Any]] = {}
 
     def add(self, trials: Sequence[Trial], generation: int = 0) -> list[Trial]:
         """Store ``trials``, all or none, and give them back with their numbers. ``generation`` is of the process that
@@ -95,6 +98,15 @@ class History:
             return mine is not None and (trial.max_error is None or trial.max_error < mine)
         return bool(trial.contended) and trial.outcome.kind in _WANTING
 
+    def ended_too_soon(self, trial: Trial) -> bool:
+        """Whether ``trial`` was ended by a limit on its time that is longer in this sweep, or that is not known."""
+        outcome = trial.outcome
+        if not isinstance(outcome, Failure) or outcome.kind is not FailureKind.TIMEOUT or trial.sweep == self._c.sweep:
+            return False
+        name = "compile_s" if outcome.detail.startswith(COMPILING) else "trial_s"
+        limit_s = self._limits(trial.sweep).get(name)
+        return not isinstance(limit_s, int | float) or limit_s < self._c.timeouts.of_trials[name]
+
     def best_us(self, problem: Problem) -> dict[bool, float]:
         """The best time so far of the lossless (True) and of the other configs of ``problem``, in microseconds."""
         return dict(self._best_us[problem.key])
@@ -112,7 +124,18 @@ class History:
         with self._c.ledger.of("store"):
             rows = self._c.store.rows_of(self._c.device.key, problem.key, channel="candidate")
         with laid_on_the_problem("what is published cannot be read"):
-            return mapped_forward(self._task.kernel, rows)
+            mapped = mapped_forward(self._task.kernel, rows)
+            for row in mapped:
+                row.config.check()
+            return mapped
+
+    def _limits(self, sweep: int | None) -> Mapping[str, Any]:
+        """The options of the sweep of that number; none where it is not there."""
+        if sweep not in self._options:
+            with self._c.ledger.of("store"):
+                found = self._c.store.sweep(sweep) if sweep is not None else None
+            self._options[sweep] = found.options if found else {}
+        return self._options[sweep]
 
     def _weigh(self, trial: Trial) -> None:
         """Keep ``trial``'s time where it is the best so far, which is asked for beside every trial."""

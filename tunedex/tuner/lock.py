@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -75,6 +76,14 @@ def lock_name(detected: DetectedDevice) -> str:
     """What the device's lock is called: the same for every process of this host that means this device."""
     name = detected.uuid or detected.device.key
     return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def host_name() -> str:
+    """What this host is called beside its locks: a hash, the same for every process."""
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text(encoding="utf-8", errors="replace").strip()
+    return hashlib.sha256(f"{machine} {platform.node()}".encode()).hexdigest()[:16]
 
 
 def _path(detected: DetectedDevice) -> Path:

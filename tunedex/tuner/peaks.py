@@ -40,6 +40,10 @@ def _rates(*, half: int, tf32: int = 0, eight: int = 0, int8: int = 0, single: i
     return {name: rate for name, rate in rates.items() if rate}
 
 
+#: Every peak that a `Cost` may name.
+KNOWN_PEAKS = frozenset(_rates(half=1, tf32=1, eight=1, int8=1, single=1, double=1))
+
+
 # From the architectures' white papers and data sheets, the highest of a capability's boards, which may be twice what
 # its GeForce boards do where they add up in float32. Sparse rates, twice as high, are left out.
 _GA100 = _rates(half=2048, tf32=1024, int8=4096, single=128, double=128)

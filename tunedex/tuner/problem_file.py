@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunedex.core import files
+from tunedex.core.canonical import read_json
 from tunedex.core.errors import BadInput
 from tunedex.core.problem import Problem
 from tunedex.core.question import parameters_in, with_work
@@ -80,12 +80,12 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _document(path: Path, content: bytes) -> Mapping[str, Any]:
     try:
-        document = json.loads(content.decode())
+        document = read_json(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
         raise _wrong(path, f"not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("tunedex") != FORMAT:
         raise _wrong(path, f'not a problem file, which has "tunedex": "{FORMAT}"')
-    if document.get("version") != VERSION:
+    if document.get("version") != VERSION or document["version"] is True:
         raise _wrong(path, f"version {document.get('version')!r} is not {VERSION}, which this Tunedex reads")
     return document
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -29,13 +28,12 @@ from tunedex.kernels.forward import mapped_forward
 from tunedex.kernels.registry import all_kernels, get_kernel
 from tunedex.tuner.context import Context
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.faults import NotOpened, laid_on_the_problem
 from tunedex.tuner.report import Effort, Progress
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.sweep import DeviceSweep
 from tunedex.tuner.task_run import TaskRun
 from tunedex.tuner.tasks import Task
-from tunedex.tuner.worker import NotOpened
 
 
 class Outcome(StrEnum):
@@ -157,8 +155,7 @@ class Recheck:
         published = self._published(kernels)
         if everything:
             tried = self._store.last_tried(self._device.key)
-            never = datetime.min.replace(tzinfo=UTC)
-            published.sort(key=lambda each: tried.get(each.problem.key, never))
+            published.sort(key=lambda each: tried.get(each.problem.key, 0))
         stale = [each for each in published if everything or not each.is_of(self._environment.key)]
         report.current = len(published) - len(stale)
         report.revision = self._store.current_revision(self._device.key, Channel.CANDIDATE)
@@ -233,6 +230,8 @@ class Recheck:
             return Rechecked(problem, Outcome.UNANSWERED, old, detail=result.fault)
         now = self._store.rows_of(self._device.key, problem.key, Channel.CANDIDATE)
         new = choose(now) or next(iter(now), None)
+        if result.contended and new is not None and new.environment != self._environment.key:
+            return Rechecked(problem, Outcome.UNANSWERED, old, new, "its final was disturbed: still to be verified")
         spelled = next((row.config for row in rows if row.rank == old.rank), None)
         config = spelled if spelled in present else None
         last = run.newest(problem, config) if config is not None else None

@@ -23,6 +23,7 @@ from tunedex.kernels.registry import all_kernels
 from tunedex.tuner import findings
 from tunedex.tuner.bundle import BUNDLE_FORMAT, BUNDLE_VERSION, cleaned, described
 from tunedex.tuner.compiling import CompilePool, compile_pool
+from tunedex.tuner.costs import named_peaks
 from tunedex.tuner.devices import DetectedDevice, sample, version_of_package
 from tunedex.tuner.findings import Finding, Status, fault, judged
 from tunedex.tuner.lock import device_lock
@@ -138,8 +139,8 @@ class SelfTest:
         self._report.checks.append(Check(name, found, seconds))
 
     def _ceilings(self, kernels: Mapping[str, Kernel]) -> Finding:
-        peaks = {k.cost(problem).peak for k in kernels.values() for problem in problems_for(k.signature)}
-        return findings.ceilings(self._call("ceilings", peaks - {""}, timeout_s=SETTINGS.timeouts.ceilings_s))
+        peaks = named_peaks((k, problem) for k in kernels.values() for problem in problems_for(k.signature))
+        return findings.ceilings(self._call("ceilings", peaks, timeout_s=SETTINGS.timeouts.ceilings_s))
 
     def _clocks(self) -> Finding:
         if self._device.kind == "cpu":

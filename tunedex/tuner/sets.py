@@ -153,6 +153,9 @@ def _standards(
         rough = kernel.reference(problem, operands, torch.float32)
     else:
         rows, exact, rough = None, kernel.reference(problem, operands), {}
+    for name, reference in (*exact.items(), *rough.items()):
+        if not reference.value.isfinite().all():  # else it would refuse every config
+            raise ValueError(f"the reference of {name} is not finite")
     with torch.no_grad():
         eager = {**operands, **kernel.eager(problem, operands)}
     standards: dict[str, Standard] = {}

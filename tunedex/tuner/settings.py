@@ -191,6 +191,11 @@ class Timeouts:
         """These, with ``seconds`` for compiling a config and as many for measuring it."""
         return replace(self, compile_s=seconds, trial_s=seconds)
 
+    @property
+    def of_trials(self) -> dict[str, float]:
+        """Those that end a config, as the options of a sweep hold them."""
+        return {"compile_s": self.compile_s, "trial_s": self.trial_s}
+
 
 @dataclass(frozen=True)
 class Worker:

@@ -43,7 +43,9 @@ class Space:
         for implementation in kernel.implementations:
             try:
                 found = _refusal(implementation, problem, device) or _branch(implementation, problem, device)
-            except Exception as error:  # noqa: BLE001 - one implementation's fault, which costs that one alone
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - one implementation's fault, SystemExit too: it alone pays
                 found = f"its space cannot be told: {type(error).__name__}: {one_line(error)}"
             if isinstance(found, Branch):
                 branches.append(found)
@@ -92,7 +94,9 @@ def _branch(implementation: Implementation, problem: Problem, device: Device) ->
     if wrong := next((name for name in names if names.count(name) > 1 or name in _RESERVED_NAMES), None):
         return f"tunable {wrong} is declared twice, or has a meaning already"
     for tunable in tunables:
-        canonical_json(tunable.values)  # what has no canonical form has no key
+        canonical_json({tunable.name: tunable.values})  # what has no canonical form has no key
+        for value in tunable.values:
+            Config(implementation.name, {tunable.name: value}).check()
     points: list[dict[str, Value]] = [
         dict(zip(names, values, strict=True))
         for values in itertools.product(*(dict.fromkeys(t.values) for t in tunables))

@@ -23,8 +23,9 @@ from tunedex.tuner.budget import Budget
 from tunedex.tuner.ceilings import faster_precisions
 from tunedex.tuner.compiling import CompilePool, compile_pool
 from tunedex.tuner.context import Context
+from tunedex.tuner.costs import named_peaks
 from tunedex.tuner.devices import DetectedDevice, sample
-from tunedex.tuner.lock import device_lock, lock_name
+from tunedex.tuner.lock import device_lock, host_name, lock_name
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.peaks import peaks_of
 from tunedex.tuner.process import ChildProcess
@@ -251,7 +252,8 @@ class DeviceSweep:
             store.register_device(self._device)
             store.register_environment(self._environment)
             store.register_signatures(task.kernel.signature for task in tasks)
-            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, {**options, "locks": held}))
+            stored = {**options, **self._timeouts.of_trials, "locks": held, "host": host_name()}
+            sweep = store.start_sweep(Sweep(self._device.key, self._environment.key, stored))
             try:
                 yield sweep
             except BaseException as error:
@@ -263,23 +265,22 @@ class DeviceSweep:
 
     def _end_those_killed(self, held: Sequence[str]) -> None:
         """Say of the sweeps that were killed that they are over: those whose locks are among those ``held`` now. In a
-        shared database a sweep of a device of this key may run on another host."""
-        if not self._store.embedded:
-            return
+        shared database a sweep of a device of this key may run on another host, whose locks are called alike unless
+        they are by a UUID."""
+        anywhere = {lock_name(detected) for detected in self._devices if detected.uuid}
         for sweep in self._store.list_sweeps(device=self._device.key, limit=1000).items:
-            locks = sweep.options.get("locks", held)
-            if sweep.status is SweepStatus.RUNNING and sweep.id is not None and not set(held).isdisjoint(locks):
+            here = self._store.embedded or sweep.options.get("host") == host_name()
+            locks = sweep.options.get("locks")
+            if not isinstance(locks, list):  # of a sweep that did not say
+                locks = held if self._store.embedded else []
+            ended = any(lock in (held if here else anywhere) for lock in locks)
+            if sweep.status is SweepStatus.RUNNING and sweep.id is not None and ended:
                 self._store.end_sweep(sweep.id, SweepStatus.INTERRUPTED)
 
     def _ceilings(self, detected: DetectedDevice, tasks: Sequence[Task], worker: Worker) -> Ceilings:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
         machine, but no higher than its data sheet, for a clock may err."""
-        peaks: set[str] = set()
-        for task in tasks:
-            for problem in task.problems:
-                with suppress(Exception):  # the kernel's own code, whose fault its problem's is
-                    peaks.add(task.kernel.cost(problem).peak)
-        peaks.discard("")
+        peaks = named_peaks((task.kernel, problem) for task in tasks for problem in task.problems)
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
         self._watch(Progress("ceilings", 0, 1, None, "measuring", detected.selector))

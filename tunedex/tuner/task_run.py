@@ -21,7 +21,7 @@ from tunedex.tuner.budget import Due
 from tunedex.tuner.ceilings import roofline_share, shortest_us
 from tunedex.tuner.compiling import compiled
 from tunedex.tuner.context import Context
-from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.final import Held, finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
@@ -30,7 +30,7 @@ from tunedex.tuner.search.search import Candidate, Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
-from tunedex.tuner.worker import FinalTimes, NotOpened
+from tunedex.tuner.worker import FinalTimes
 
 Compiled = Future[Resources | Failure]
 
@@ -219,8 +219,7 @@ class TaskRun:
             time_us = row.measurement.time_us
             if known := published.get((row.config.key, time_us)):
                 return known
-            with laid_on_the_problem("has no cost"):
-                return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
+            return roofline_share(self._task.kernel, problem, row.config, time_us, self._c.ceilings)
 
         return share
 
@@ -243,7 +242,7 @@ class TaskRun:
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
             for trial in newest.values():
-                if not self._history.says_nothing(trial):
+                if not self._history.says_nothing(trial) and not self._history.ended_too_soon(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
 
@@ -302,12 +301,16 @@ class TaskRun:
         if isinstance(resources, Failure):
             outcome = resources
         else:
-            with self._at_fault(problem):
-                self._open(problem)
-            if problem.key in self._faults:
-                return None
-            c.worker.prepare()
-            outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
+            shared = True
+            while shared:  # for want of memory that others may have kept, it is tried again where there were no others
+                with self._at_fault(problem):
+                    self._open(problem)
+                if problem.key in self._faults:
+                    return None
+                c.worker.prepare()
+                shared = c.worker.searched
+                outcome, state = c.worker.measure(config, resources, self._history.best_us(problem), limit_s)
+                shared = shared and isinstance(outcome, Failure) and outcome.kind is FailureKind.OOM
             cut = limit_s < c.timeouts.trial_s
             if cut and isinstance(outcome, Failure) and outcome.kind is FailureKind.TIMEOUT:
                 return None
@@ -316,7 +319,7 @@ class TaskRun:
         return trial
 
     def _open(self, problem: Problem) -> None:
-        with self._c.ledger.of("search"), laid_on_the_problem("cannot be set up"):
+        with self._c.ledger.of("search"):
             floor_us = shortest_us(self._task.kernel, problem, self._c.ceilings)
             policy = self._history.policy(problem)
         self._c.worker.open(problem, self._task.max_error, floor_us, self._c.ceilings, policy)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunedex.core.device import Device
-from tunedex.core.display import bytes_words
-from tunedex.core.errors import BadInput
+from tunedex.core.display import bytes_words, one_line
+from tunedex.core.errors import BadInput, CannotRun
 from tunedex.core.limits import Limits
 from tunedex.core.problem import Problem
 from tunedex.core.question import parse_parameters, with_work
 from tunedex.kernels.base import Kernel
 from tunedex.kernels.registry import all_kernels, get_kernel
+from tunedex.tuner.costs import bytes_of
 from tunedex.tuner.settings import SETTINGS
 
 _log = logging.getLogger(__name__)
@@ -56,18 +57,25 @@ def preset_named(name: str) -> Preset:
 
 
 def tasks_for(
-    device: Device, kernels: Sequence[str], problems: Sequence[str], seen: Sequence[Problem] = ()
+    device: Device,
+    kernels: Sequence[str],
+    problems: Sequence[str],
+    seen: Sequence[Problem] = (),
+    *,
+    tell: Callable[[str], None] = _log.warning,
 ) -> list[Task]:
     """The tasks for ``device``: the named ``problems`` and those ``seen`` that are of ``kernels`` (all where empty);
-    where neither is given, the preset problems of ``kernels``.
+    where neither is given, the preset problems of ``kernels``. ``tell`` is told in one line of each kernel that is left
+    out, since its own code does not name them.
 
     Raises:
+        CannotRun: no kernel names its preset problems.
         BadInput: a kernel or a problem is wrong or too large for ``device``, or nothing that was seen is of ``kernels``
             and fits it.
     """
     chosen = [get_kernel(name) for name in kernels] or list(all_kernels().values())
     if not problems and not seen:
-        return [_task(kernel, parameters, device) for kernel in chosen for parameters in kernel.quick(device)]
+        return _of_presets(chosen, device, tell)
     tasks = [parse_task(text, device) for text in problems]
     for task in tasks:
         if task.kernel not in chosen:
@@ -87,12 +95,39 @@ def tasks_for(
     return [task for task in dict.fromkeys(tasks) if task not in too_large]
 
 
+def quick_tasks(kernel: Kernel, device: Device) -> list[Task]:
+    """The tasks that ``kernel`` names for the quick preset on ``device``.
+
+    Raises:
+        CannotRun: its own code fails, or names what is no problem of it.
+    """
+    try:
+        return [_task(kernel, parameters, device) for parameters in kernel.quick(device)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        words = f"{type(error).__name__}: {one_line(error)}"
+        raise CannotRun(f"kernel {kernel.name} names no problems of the quick preset: {words}") from error
+
+
+def _of_presets(kernels: Sequence[Kernel], device: Device, tell: Callable[[str], None]) -> list[Task]:
+    tasks: list[Task] = []
+    faults: list[CannotRun] = []
+    for kernel in kernels:
+        try:
+            tasks += quick_tasks(kernel, device)
+        except CannotRun as fault:
+            faults.append(fault)
+    if faults and len(faults) == len(kernels):
+        raise faults[0]
+    for each in faults:
+        tell(f"left out: {each}")
+    return tasks
+
+
 def _too_large(task: Task, device: Device) -> str:
     """Why not even operands and outputs of ``task``'s smallest problem fit ``device``'s memory; "" where they do."""
-    try:
-        needed_bytes = min(task.kernel.cost(problem).bytes for problem in task.problems)
-    except Exception:  # noqa: BLE001 - the kernel's own code, whose fault its problem's is once it is measured
-        return ""
+    needed_bytes = min(bytes_of(task.kernel, problem) for problem in task.problems)
     if needed_bytes <= device.memory_bytes or not device.memory_bytes:
         return ""
     needs = f"problem {str(task)!r} needs {bytes_words(needed_bytes)} for operands and outputs"
@@ -124,5 +159,5 @@ def _task(kernel: Kernel, parameters: Mapping[str, Any], device: Device) -> Task
         return Task(kernel, (problem,), limits.max_error)
     room = device.memory_bytes * SETTINGS.batch_memory_share
     batches = [problem.at_batch(batch) for batch in SETTINGS.batches]
-    fitting = tuple(item for item in batches if item.batch == 1 or kernel.cost(item).bytes <= room)
+    fitting = tuple(item for item in batches if item.batch == 1 or bytes_of(kernel, item) <= room)
     return Task(kernel, fitting, limits.max_error)

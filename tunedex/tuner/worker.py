@@ -20,6 +20,7 @@ from tunedex.core.problem import Problem
 from tunedex.db.records import Ceilings
 from tunedex.tuner.bench import Busy, FinalTime
 from tunedex.tuner.failures import SpoiltProblem, spoils_process
+from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.load import Idle
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.process import ProcessFailure, RemoteError
@@ -44,10 +45,6 @@ class BenchProcess(Protocol):
 
 class DeviceLost(CannotRun):
     """No measuring process can be started on the device, or none can do on it what another could."""
-
-
-class NotOpened(TunedexError):
-    """A problem's inputs or references cannot be made on the device; no config is at fault."""
 
 
 class Stopped(TunedexError):
@@ -192,6 +189,11 @@ class Worker:
         if any(spoils_process(time) for time in times):
             self._failed()
         return FinalTimes(tuple(times), tuple(states))
+
+    @property
+    def searched(self) -> bool:
+        """Whether the process at hand has measured a config, which may have kept what it took."""
+        return bool(self._searched)
 
     def renew(self) -> None:
         """Go on in a process that searched nothing. Nothing is done where this one did not."""
