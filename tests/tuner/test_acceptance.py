@@ -9,11 +9,12 @@ from functools import cache
 import pytest
 import torch
 
+from tunedex.core.measurement import Failure
 from tunedex.core.problem import Problem
 from tunedex.core.signature import Dimension, Operand, Signature
 from tunedex.kernels.base import Cost, InputSource, Kernel, Launch, OutputSpec, Reference, Tensors
 from tunedex.kernels.linear_gelu import KERNEL as LINEAR
-from tunedex.tuner.checking import Accepted, Refused, check
+from tunedex.tuner.checking import Accepted, check
 from tunedex.tuner.sets import InputSet, Outputs
 from tunedex.tuner.verify import Verdict
 
@@ -136,7 +137,7 @@ class Many(Kernel):
 
 
 class TestManyOutputs:
-    def checked(self, change: Callable[[dict[str, torch.Tensor]], None]) -> Accepted | Refused:
+    def checked(self, change: Callable[[dict[str, torch.Tensor]], None]) -> Accepted | Failure:
         """What is said of outputs that are right until ``change`` is made to them."""
         kernel = Many()
         problem = kernel.signature.problem({"rows": 6, "cols": 8, "dtype": "float32"})
@@ -168,7 +169,7 @@ class TestManyOutputs:
             flat[-1] = ~flat[-1] if flat.dtype is torch.bool else (flat[-1].double() + off).to(flat.dtype)
 
         found = self.checked(change)
-        assert isinstance(found, Refused)
+        assert isinstance(found, Failure)
         last = [size - 1 for size in shape]
         assert found.detail.startswith(f"{name}, normal inputs: 1 elements beyond tolerance, first at {last}: ")
 
@@ -178,7 +179,7 @@ class TestManyOutputs:
             outputs[name].reshape(-1)[0] = math.nan
 
         found = self.checked(change)
-        assert isinstance(found, Refused)
+        assert isinstance(found, Failure)
         assert found.detail.startswith(
             f"{name}, normal inputs: not finite or not written at {[0] * len(OUTPUTS[name][0])}"
         )
