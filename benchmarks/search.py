@@ -63,6 +63,8 @@ SAMPLERS = (OURS, "random", *OPTUNA, *(PREFIX + name for name in STRATEGIES))
 #: Seeds of the first round, and of a peer that takes longer a seed than ``--patience``.
 FIRST_SEEDS = 5
 PATIENCE_S = 2.0
+#: A peer that takes longer a seed does not run: some of Kernel Tuner's never end once every config is tried.
+LIMIT_S = 60.0
 #: Ours may be this much behind the best of a cell.
 MARGIN = 0.01
 
@@ -144,7 +146,19 @@ class KernelTuner:
             cache.write_text(json.dumps(cache_of(landscape)))
             task = {"cache": str(cache), "strategy": strategy, "seeds": seeds, "trials": SETTINGS.replaying.trials}
             command = [self._python, str(HERE / "kernel_tuner_peer.py")]
-            done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=False)
+            try:
+                done = subprocess.run(
+                    command,
+                    input=json.dumps(task),
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=seeds * LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                return f"it takes longer than {LIMIT_S:.0f} s a seed"
+        if done.returncode < 0:
+            raise SystemExit(f"Kernel Tuner's process was ended by signal {-done.returncode}")
         runs = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode or not runs:
             return (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -337,7 +351,7 @@ def laid_out(value: Any, depth: int = 0) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(name)}: {laid_out(item, depth)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(laid_out(item, depth) for item in value) + "]"
+        return "[" + ", ".join(laid_out(item, 3) for item in value) + "]"
     return json.dumps(value)
 
 

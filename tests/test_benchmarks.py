@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from tunedex.db.records import Stage
+import pytest
+
+from tunedex.core.catalog import builtin_signatures
+from tunedex.core.config import Config
+from tunedex.core.device import Device, Environment
+from tunedex.core.measurement import Measurement, Policy
+from tunedex.db import open_store
+from tunedex.db.records import Stage, Trial
 from tunedex.interop.trials import read_trial_sets
 
 ROOT = Path(__file__).parents[1]
@@ -70,3 +78,44 @@ def test_the_benchmark_of_searches(tmp_path: Path) -> None:
             assert (cell["configs"], cell["seeds"]) == (64, 6)
     assert set(document["summary"]["mean_loss"]["50"]) == {"random", "tpe"}
     assert len(json.loads(raw.read_text())["bowl__A"]["tpe"]["loss"]["10"]) == 6
+
+
+def test_leaving_problems_out(tmp_path: Path) -> None:
+    """What would be served for each of three sizes, asked of the other two."""
+    spec = importlib.util.spec_from_file_location("near_benchmark", ROOT / "benchmarks" / "near.py")
+    assert spec is not None
+    assert spec.loader is not None
+    near = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = near
+    spec.loader.exec_module(near)
+    device = Device.from_key("cpu-some_model-8c-avx2")
+    softmax = next(signature for signature in builtin_signatures() if signature.kernel == "softmax")
+    path = tmp_path / "tunedex.db"
+    with open_store(str(path)) as store:
+        store.register_device(device)
+        store.register_environment(Environment(python="3.11"))
+        for rows, times in {64: (10.0, 12.0), 128: (11.0, 10.0), 256: (10.0, 12.0)}.items():
+            problem = softmax.problem({"rows": rows, "cols": 512, "dtype": "float32"})
+            default = softmax.default(problem, device)
+            assert default is not None
+            configs = (Config("numba", {"block": 1}), Config("numba", {"block": 2}), default)
+            for config, time_us in zip(configs, (*times, 40.0), strict=True):
+                measured = Measurement(time_us, time_us, time_us, 9, Policy.EAGER_COLD, 1e-7, True, "bits")
+                key = Environment(python="3.11").key
+                for stage in Stage:
+                    store.add_trial(Trial(problem, device.key, key, softmax.version, config, measured, stage))
+    found = near.measure([path])
+    assert [row["match"] for row in found["rows"]] == ["default", "near", "default"]
+    assert found["near"]["count"] == 1
+    assert found["near"]["mean_loss"] == pytest.approx(0.1)
+    assert found["served"]["mean_loss"] == pytest.approx((3.0 + 0.1 + 3.0) / 3)
+    # Were everything verified everywhere, 64 and 256 would be answered with the first as well.
+    assert found["ranking"]["mean_loss"] < found["served"]["mean_loss"]
+    out = tmp_path / "near.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "near.py"), str(path), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["near"] == found["near"]
+    command[2] = str(tmp_path / "absent.json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -170,7 +170,7 @@ class _Plan:
     def _bind(self, operands: Tensors, out: torch.Tensor, options: Mapping[str, Any]) -> bool:
         """Run the first config that can, which is the bound one from now on; False where none can."""
         if not self._asked:
-            self._configs = to_try(self.kernel, self.problem, self.device, self._client.rows(self.problem))
+            self._configs = to_try(self.kernel, self.problem, self.device, self._client.candidates(self.problem))
             self._asked = True
         while self._configs:
             try:

@@ -37,6 +37,7 @@ def test_a_tuned_problem_is_answered_with_its_best(quiet_site: Any) -> None:
         "channel": "stable",
         "revision": 1,
         "policy": "eager-cold",
+        "expected_loss": None,
     }
     assert list(quiet_site.store.environments([environment])) == [environment]
 

@@ -34,7 +34,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
     assert run([*arguments, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert "study created" not in err
+    document: dict[str, Any] = json.loads(out)
     return document
 
 

@@ -65,6 +65,7 @@ def test_a_tuned_problem(database: str, capsys: pytest.CaptureFixture[str]) -> N
         "channel": "stable",
         "revision": 2,
         "policy": "eager-cold",
+        "expected_loss": None,
     }
 
 

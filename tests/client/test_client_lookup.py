@@ -345,12 +345,12 @@ def test_the_rows_of_a_problem_begin_with_what_is_answered() -> None:
     faster = replace(first, rank=2, measurement=replace(first.measurement, time_us=9.9))
     client = client_of(Shelf(replace(held, rows={TUNED.key: (first, second, faster)})))
     assert client.answer(TUNED).config == first.config
-    assert client.rows(TUNED) == [first, faster, second]
-    assert client.rows(TUNED, Limits(max_latency_us=11)) == [first, faster]
+    assert client.candidates(TUNED).rows == (first, faster, second)
+    assert client.candidates(TUNED, Limits(max_latency_us=11)).rows == (first, faster)
     assert client.status().misses == 0
-    assert client.rows(replace(TUNED, kernel="other")) == []
+    assert client.candidates(replace(TUNED, kernel="other")).rows == ()
     assert client.status().misses == 0
-    assert client.rows(replace(TUNED, dims={**TUNED.dims, "rows": 1})) == []
+    assert client.candidates(replace(TUNED, dims={**TUNED.dims, "rows": 1})).rows == ()
     assert client.status().misses == 1
 
 

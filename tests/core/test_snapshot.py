@@ -46,6 +46,7 @@ def test_a_tuned_problem_is_answered_exactly() -> None:
         "channel": "stable",
         "revision": 7,
         "policy": "eager-cold",
+        "expected_loss": None,
     }
 
 

@@ -123,6 +123,14 @@ def test_a_config_that_failed_when_it_was_last_tried_goes() -> None:
     assert choice([tried(DEFAULT, 100), tried(1, 50)], before, [early, late, again])[0].config == config(1)
 
 
+def test_the_last_word_is_what_was_stored_last_though_the_clock_was_set_back() -> None:
+    failed = replace(searched(1, Failure(FailureKind.CRASH)), id=1, created_at=datetime(2026, 2, 1, tzinfo=UTC))
+    passed = replace(searched(1, 50), id=2, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    final = [tried(DEFAULT, 100), tried(1, 50)]
+    assert choice(final, [], [failed, passed])[0].config == config(1)
+    assert choice(final, [], [replace(failed, id=2), replace(passed, id=1)])[0].config == DEFAULT
+
+
 def test_an_incumbent_slower_than_what_the_user_has_goes() -> None:
     before = choice([tried(DEFAULT, 100), tried(1, 90)])
     assert choice([tried(DEFAULT, 89.5), tried(1, 90)], before)[0].config == DEFAULT

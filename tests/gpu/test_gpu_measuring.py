@@ -19,9 +19,10 @@ from tunedex.kernels.registry import get_kernel
 from tunedex.tuner import ceilings
 from tunedex.tuner.bench import Bench, FinalTime
 from tunedex.tuner.ceilings import shortest_us
+from tunedex.tuner.checking import trespass
 from tunedex.tuner.devices import detect, energy_j
 from tunedex.tuner.peaks import peaks_of
-from tunedex.tuner.sets import InputSet, TensorSet
+from tunedex.tuner.sets import InputSet, Outputs, TensorSet
 from tunedex.tuner.settings import SETTINGS, Timing
 from tunedex.tuner.space import Space
 from tunedex.tuner.timing import CaptureError, CudaTimer
@@ -84,7 +85,7 @@ class TestTimer:
         x = torch.randn(256, 1024, device="cuda")
         sets = sets_of(x, timer.sets_needed(policy, 2 * x.nbytes))
         begin = time.perf_counter()
-        calls = timer.repeat(double, sets, policy, 0.2)
+        calls = timer.repeater(double, sets, policy)(0.2)
         seconds = time.perf_counter() - begin
         assert seconds >= 0.2
         assert calls >= len(sets)
@@ -229,6 +230,34 @@ class TestBench:
             assert timed.energy_j is not None
             # A call's energy over its time is what the device draws, in watts.
             assert 10 < timed.energy_j / (timed.time_us * 1e-6) < 5000
+
+    def test_the_energy_of_a_call_is_the_same_however_long_it_is_measured(self, device: Device) -> None:
+        if energy_j(device) is None:
+            pytest.skip("this device does not count energy")
+        kernel = get_kernel("softmax")
+        problem = kernel.signature.problem({"batch": 4, "rows": 1024, "cols": 4224, "dtype": "bfloat16"})
+        default = Space.of(kernel, problem, device).default
+        assert default is not None
+        found = []
+        for energy_s in (1.0, 4.0):
+            timing = replace(SETTINGS.timing, energy_s=energy_s)
+            finals = replace(SETTINGS.finals, seconds=0.2)
+            bench = Bench(device, 0, settings=replace(SETTINGS, timing=timing, finals=finals))
+            bench.open(problem, None, FLOOR_US)
+            (timed,), _ = bench.final([default])
+            assert isinstance(timed, FinalTime)
+            assert timed.energy_j is not None
+            found.append(timed.energy_j)
+        # The counter moves every 20 to 100 ms.
+        assert found[0] == pytest.approx(found[1], rel=0.15)
+
+    def test_a_kernel_that_writes_all_of_its_operands_is_verified(self, device: Device) -> None:
+        kernel = get_kernel("softmax")
+        problem = kernel.signature.problem({"rows": 64, "cols": 64, "dtype": "float32"})
+        made = InputSet.make(kernel, problem, InputSource(1, "cuda"), None, slow=False)
+        written = replace(made, writes=frozenset(made.operands))
+        assert written.changed().device == next(iter(made.operands.values())).device
+        assert trespass([written], Outputs(kernel.outputs(problem), torch.device("cuda", 0))) is None
 
 
 class TestCeilings:

@@ -163,7 +163,7 @@ def test_whatever_stands_in_a_snapshot_nothing_raises_and_the_result_is_right(
         assert tunedex.lookup("softmax", batch=2, **parameters, objective=objective).config is not None
     for objective in ("latency", "throughput"):
         assert tunedex.recommend("softmax", **parameters, objective=objective).answer.config is not None
-    client.rows(SOFTMAX.problem())
+    client.candidates(SOFTMAX.problem())
     client.status()
     operands = SOFTMAX.tensors(SOFTMAX.problem())
     accept(SOFTMAX, SOFTMAX.problem(), operands, ops.softmax(**operands))

@@ -39,7 +39,7 @@ from tunedex.tuner.nvml import Sample
 from tunedex.tuner.sampling import Stopwatch
 from tunedex.tuner.sets import TensorSet
 from tunedex.tuner.settings import SETTINGS, Settings
-from tunedex.tuner.timing import CaptureError, Timer
+from tunedex.tuner.timing import CaptureError, Repeater, Timer
 
 ROWS, COLS = 37, 61
 
@@ -137,6 +137,7 @@ class FakeTimer(Timer):
         self.busy_ms = 0.0
         self.samples: list[str] = []
         self.repeated: list[str] = []
+        self.energy_j = 0.0
 
     def policy(self, floor_us: float) -> Policy:
         return Policy.GRAPH_COLD
@@ -158,9 +159,15 @@ class FakeTimer(Timer):
 
         return sample
 
-    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+    def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
         self.repeated.append(launch.config)  # type: ignore[attr-defined]
-        return 1000
+        self.energy_j += 50.0  # of what leads up to the calls
+
+        def repeat(seconds: float) -> int:
+            self.energy_j += 3.0 if len(self.repeated) == 1 else 4.0
+            return 1000
+
+        return repeat
 
     def warm_up(self, seconds: float) -> None:
         self.busy_ms += seconds * 1e3
@@ -336,9 +343,8 @@ class TestWhatIsWritten:
 
 class TestEnergy:
     def test_it_is_of_one_call_and_of_the_fastest_alone(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-        counter = iter([0.0, 10.0, 13.0, 13.0, 17.0])
-        monkeypatch.setattr(bench_module, "energy_j", lambda device: next(counter))
         timer = FakeTimer(lambda name, busy_ms: {"a": 120.0, "b": 100.0, "c": 110.0}[name])
+        monkeypatch.setattr(bench_module, "energy_j", lambda device: timer.energy_j)
         times, _ = opened(kernel, timer).final([config(name) for name in "abc"])
         assert timer.repeated == ["b", "c"]
         assert [time.energy_j for time in times if isinstance(time, FinalTime)] == [None, 0.003, 0.004]
@@ -351,7 +357,7 @@ class TestEnergy:
 
     def test_what_fails_for_it_alone_keeps_its_time(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         class NoRepeat(FakeTimer):
-            def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+            def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
                 raise CaptureError("it cannot be captured in a CUDA graph: RuntimeError: operation not permitted")
 
         monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)
@@ -360,7 +366,7 @@ class TestEnergy:
 
     def test_what_breaks_the_process_says_so(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         class Breaks(FakeTimer):
-            def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+            def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
         monkeypatch.setattr(bench_module, "energy_j", lambda device: 5.0)

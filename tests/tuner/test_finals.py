@@ -18,7 +18,7 @@ from tunedex.db.records import Stage, Trial
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.bench import FinalTime
 from tunedex.tuner.final import Call, finalists, hold
-from tunedex.tuner.nvml import Sample, steady
+from tunedex.tuner.nvml import Sample, unsteady
 from tunedex.tuner.process import ProcessFailure
 from tunedex.tuner.settings import Finals, Timeouts
 from tunedex.tuner.spent import Ledger
@@ -197,23 +197,43 @@ class TestDisturbances:
         found = finals_in(store)
         assert {trial.contended for trial in found} == {True}
         assert [result.contended for result in report.results] == [True]
+        assert [result.disturbed_by for result in report.results] == ["an SM clock between 1600 and 1980 MHz"]
         assert {trial.clock_mhz for trial in found} <= {1600, 1980}
 
     @pytest.mark.parametrize(
         ("samples", "expected"),
         [
-            ([], True),
-            ([Sample(), Sample()], True),
-            ([Sample(1980), Sample(1965), Sample(None)], True),
-            ([Sample(1980), Sample(1980), Sample(1600), Sample(1600)], False),
-            ([Sample(1980, 60, "power_cap"), Sample(1980, 60, "")], True),
-            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap")], True),
-            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap,thermal")], False),
-            ([Sample(1980, 60, "power_cap,thermal"), Sample(1980, 60, "")], False),
+            ([], ""),
+            ([Sample(), Sample()], ""),
+            ([Sample(1980), Sample(1965), Sample(None)], ""),
+            ([Sample(1980), Sample(1980), Sample(1600), Sample(1600)], "an SM clock between 1600 and 1980 MHz"),
+            ([Sample(1980, 60, "power_cap"), Sample(1980, 60, "")], ""),
+            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap")], ""),
+            # A thermal limit is steady while the clocks are.
+            ([Sample(1980, 60, ""), Sample(1650, 60, "power_cap,thermal")], "throttling (thermal)"),
+            ([Sample(1980, 60, "power_cap,thermal"), Sample(1980, 60, "")], ""),
+            ([Sample(1400, 87, "thermal"), Sample(1395, 87, "thermal")], ""),
+            ([Sample(None, 87, "thermal")], "throttling (thermal)"),
+            (
+                [Sample(1400, 87, "power_cap,hardware_thermal")],
+                "throttling (hardware_thermal)",
+            ),
         ],
     )
-    def test_what_steady_is(self, samples: list[Sample], expected: bool) -> None:
-        assert steady(samples, 0.05) is expected
+    def test_what_unsteady_is(self, samples: list[Sample], expected: str) -> None:
+        assert unsteady(samples, 0.05) == expected
+
+    def test_a_device_at_its_thermal_limit_replaces_an_incumbent(self, steps: Kernel, store: Store) -> None:
+        hot = Sample(1400, 87, "thermal", contended=False)
+        first = Simulation(time_us, states=lambda: hot).sweep(store, [task_of(steps)], replace(WHOLE, trials=6))
+        held = first.results[0].best
+        assert held is not None
+        later = Simulation(lambda config: (1.0 if config == held.config else 0.5) * time_us(config), states=lambda: hot)
+        result = later.sweep(store, [task_of(steps)]).results[0]
+        assert len(later.finals) == 1
+        assert (result.contended, result.disturbed_by) == (False, "")
+        assert result.best is not None
+        assert result.best.config != held.config
 
     def test_it_is_not_repeated_when_there_is_no_time(self) -> None:
         calls = 0

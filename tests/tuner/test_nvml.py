@@ -37,7 +37,7 @@ from tunedex.core.device import Device
 from tunedex.core.errors import DeviceError
 from tunedex.tuner import nvml
 from tunedex.tuner.devices import energy_j, sample
-from tunedex.tuner.nvml import Nvml, Sample, bare_uuid, nvml_of, open_nvml, steady
+from tunedex.tuner.nvml import Nvml, Sample, bare_uuid, nvml_of, open_nvml, unsteady
 
 UUID = f"GPU-{H200}"
 HERE = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
@@ -64,7 +64,7 @@ def test_the_state_beside_a_measurement() -> None:
 
 def test_a_clock_is_read_anew_each_time() -> None:
     state = Nvml(fake_nvml(full_board(clock=iter([1980, 1980, 1600, 1600]))))
-    assert not steady([state.sample(UUID) for _ in range(4)], 0.03)
+    assert unsteady([state.sample(UUID) for _ in range(4)], 0.03) == "an SM clock between 1600 and 1980 MHz"
 
 
 def test_before_driver_535_the_reasons_have_another_name() -> None:

@@ -113,7 +113,8 @@ class SourceDocument(Strict):
 
 
 class AnswerDocument(Strict):
-    """The answer to a lookup. Times are in microseconds, ``error`` is a relative L2 error against float64."""
+    """The answer to a lookup. Times are in microseconds, ``error`` is a relative L2 error against float64, ``distance``
+    is in doublings, and ``expected_loss`` is a share of the best time, null where nothing shows it."""
 
     config: dict[str, Any] | None
     match: Literal["exact", "near", "family", "default"]
@@ -126,6 +127,7 @@ class AnswerDocument(Strict):
     channel: str | None
     revision: int | None
     policy: str | None
+    expected_loss: float | None
 
 
 class RecommendationDocument(AnswerDocument):

@@ -23,7 +23,7 @@ from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
 from tunedex.core.errors import BadInput, UnknownRevision
 from tunedex.core.question import parse_parameters, read_question
-from tunedex.core.snapshot import Answer, Snapshot, with_installed
+from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,8 @@ def lookup(
 ) -> None:
     """Print the best config for a problem and where it comes from.
 
-    A problem that was never tuned is answered with the kernel's default. For example:
+    A problem that was never tuned is answered from its tuned neighbours or from a device of the family, else with the
+    kernel's default. For example:
     tuner lookup softmax rows=1024 cols=4096 dtype=float32
     """
     given = parse_parameters(parameters)
@@ -117,16 +118,30 @@ def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[s
         "problem": str(problem),
         "config": str(answer.config) if answer.config else "none",
         "match": answer.match.value,
+        "distance": _distance(answer),
+        "expected loss": _loss(answer),
         "why": answer.reason,
         "time": microseconds(answer.time_us) if answer.time_us is not None else "",
         "speed-up": f"{answer.speedup:.2f}x over the default" if answer.speedup is not None else "",
         "error": f"{answer.error:.2g} (relative L2, against float64)" if answer.error is not None else "",
         "policy": answer.policy or "",
         "source": answer.source.kind,
-        "device": snapshot.device.key,
+        "device": answer.source.device or snapshot.device.key,
         "environment": answer.source.environment or "",
         "published": f"revision {snapshot.revision} on {snapshot.channel}" if snapshot.revision else "nothing yet",
     }
+
+
+def _distance(answer: Answer) -> str:
+    """How far what was measured lies from what was asked; "" where it does not."""
+    return f"{answer.distance:.3g} doublings" if answer.distance and answer.match in (Match.NEAR, Match.FAMILY) else ""
+
+
+def _loss(answer: Answer) -> str:
+    """What a config that was not measured here may lose; "" where it was."""
+    if answer.match not in (Match.NEAR, Match.FAMILY):
+        return ""
+    return "unknown" if answer.expected_loss is None else f"{100 * answer.expected_loss:.1f} % of the best time"
 
 
 def print_lines(lines: Mapping[str, str]) -> None:

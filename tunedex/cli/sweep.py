@@ -69,7 +69,7 @@ def sweep(
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
-    from tunedex.tuner.search.search import Sampler
+    from tunedex.tuner.search.proposer import Sampler
     from tunedex.tuner.settings import SETTINGS
     from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
@@ -174,7 +174,7 @@ def _exit_code(reports: list[Report]) -> int:
         if report.left:
             say(f"{report.left} tasks were not reached; the same command goes on with them")
     for result in (result for report in reports for result in report.results if result.contended):
-        say(f"{result.problem}: other work disturbed its final; the same command takes it again")
+        say(f"{result.problem}: {result.disturbed_by} disturbed its final; the same command takes it again")
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())

@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 from tunedex.client.cache import Slot, Stamped
 from tunedex.client.settings import SETTINGS
 from tunedex.client.sources import Source
+from tunedex.core.candidates import Candidates, Match
 from tunedex.core.channel import Channel
-from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, CannotRun, TunedexError
 from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
 from tunedex.core.recommend import Recommendation, read_item, recommend
-from tunedex.core.row import Row, allows, choose
 from tunedex.core.signature import Signature
-from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
+from tunedex.core.snapshot import Answer, Snapshot, with_installed
 from tunedex.core.snapshot import Source as Origin
 
 log = logging.getLogger("tunedex.client")
@@ -153,12 +152,18 @@ class Client:
         except TunedexError as error:
             return self._unanswered(held, problem.kernel, error)
 
-    def rows(self, problem: Problem, limits: Limits = NO_LIMITS) -> list[Row]:
-        """The rows for ``problem`` within ``limits``: what `answer` gives, then the others by time; none is a miss."""
-        self.answer(problem, limits)
-        rows = [row for row in self._held.snapshot.rows.get(problem.key, ()) if allows(row, limits)]
-        best = choose(rows, limits)
-        return sorted(rows, key=lambda row: (row is not best, row.measurement.time_us, row.rank))
+    def candidates(self, problem: Problem, limits: Limits = NO_LIMITS) -> Candidates:
+        """The rows that may answer for ``problem`` within ``limits``, what `answer` gives first, and how they were
+        found; where none are exact, that is a miss. Never raises."""
+        snapshot = self._held.snapshot
+        try:
+            found = snapshot.candidates(problem, limits)
+        except TunedexError as error:
+            return Candidates(Match.DEFAULT, snapshot.device.key, snapshot.revision, str(error))
+        if found.match is not Match.EXACT and not problem.empty:
+            with self._lock:
+                self._count(problem, 1)
+        return found
 
     def refresh(self, wait_s: float | None = None) -> bool:
         """Ask the source what is new, and report misses; whether another snapshot answers from now on.
@@ -310,7 +315,7 @@ class Client:
         wrong = str(error) if isinstance(error, TunedexError) else f"{type(error).__name__} while reading the arguments"
         snapshot = held.snapshot
         signature = snapshot.signatures.get(kernel) if isinstance(kernel, str) else None
-        config = _default_for_any(signature, snapshot.device) if signature else None
+        config = signature.default_for_any(snapshot.device) if signature else None
         return Answer(
             config=config,
             match=Match.DEFAULT,
@@ -373,12 +378,6 @@ def _named(signature: Signature, dims: tuple[Any, ...], parameters: Mapping[str,
     if twice := [name for name, _ in zip(names, dims, strict=False) if name in parameters]:
         raise BadInput(f"{twice[0]} is given twice", field=twice[0])
     return {**dict(zip(names, dims, strict=False)), **parameters}
-
-
-def _default_for_any(signature: Signature, device: Device) -> Config | None:
-    """The default that holds for every problem: of the rules for this device, the first with no other condition."""
-    rule = next((r for r in signature.defaults if r.runs_on(device) and not r.ranges and not r.dtypes), None)
-    return Config.from_dict(rule.config) if rule else None
 
 
 #: Every client of this process that is still in use.

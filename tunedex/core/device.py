@@ -68,7 +68,7 @@ class Device:
     @property
     def key(self) -> str:
         if self.kind == "cpu":
-            return f"cpu-{_slug(self.name)}-{self.multiprocessors}c-{self.vector or 'none'}"
+            return f"cpu-{self.model}-{self.multiprocessors}c-{self.vector or 'none'}"
         if self.kind != "cuda" or self.compute_capability is None:
             return f"name:{self.name.strip().replace(' ', '_') or 'unknown'}"
         major, minor = self.compute_capability
@@ -87,6 +87,11 @@ class Device:
             return "unknown"
         major, minor = self.compute_capability
         return _FAMILIES.get(self.compute_capability, f"sm{major}{minor}")
+
+    @property
+    def model(self) -> str:
+        """A CPU's name as its key spells it."""
+        return _slug(self.name)
 
     @property
     def target(self) -> int:

@@ -21,7 +21,7 @@ from tunedex.core.errors import BadInput
 from tunedex.core.problem import ALIGNMENT_BYTES, LAYOUTS, Problem
 
 #: How a tuned size may answer for another: any size near enough, one divisible by n alike, or only the same.
-MATCHING = re.compile(r"free|exact|divisible\([1-9][0-9]*\)")
+MATCHING = re.compile(r"free|exact|divisible\([1-9][0-9]{0,17}\)")
 #: Parameters that every kernel has.
 RESERVED_NAMES = frozenset({"dtype", "layout", "alignment"})
 KERNEL_NAME = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?")
@@ -34,6 +34,12 @@ class Dimension:
     name: str
     matching: str = "free"
     default: int | None = None
+
+    @property
+    def divisor(self) -> int | None:
+        """The n of ``divisible(n)``; None for another matching."""
+        number = self.matching.removeprefix("divisible(").removesuffix(")")
+        return int(number) if number.isdecimal() else None
 
 
 BATCH = Dimension("batch", "free", 1)
@@ -153,6 +159,11 @@ class Signature:
             | RESERVED_NAMES
         )
 
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """The dimensions in which a tuned problem may differ from one that it answers for."""
+        return tuple(dimension.name for dimension in self.dimensions if dimension.matching != "exact")
+
     def problem(self, parameters: Mapping[str, Any]) -> Problem:
         """The problem that flat ``parameters`` name: dimensions, attributes, ``dtype`` or ``x_dtype``, ``layout``,
         ``alignment``. Texts are read as the command line and a URL give them. A size of zero is accepted here.
@@ -198,6 +209,12 @@ class Signature:
     def default(self, problem: Problem, device: Device) -> Config | None:
         """The config of the first default rule that fits; None where the kernel has none for such a device."""
         rule = next((rule for rule in self.defaults if rule.fits(problem, device)), None)
+        return Config.from_dict(rule.config) if rule else None
+
+    def default_for_any(self, device: Device) -> Config | None:
+        """The default that holds for every problem: of the rules for this device, the first with no other
+        condition."""
+        rule = next((r for r in self.defaults if r.runs_on(device) and not r.ranges and not r.dtypes), None)
         return Config.from_dict(rule.config) if rule else None
 
     def _dtypes(self, parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -5,32 +5,26 @@ Server and client both call `Snapshot.answer`, so the same question gets the sam
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
-from tunedex.core.canonical import canonical_json
+from tunedex.core.candidates import Candidates, Holding, candidates
+from tunedex.core.candidates import Match as Match
 from tunedex.core.config import Config
 from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownKernel
+from tunedex.core.family import Relative
 from tunedex.core.limits import NO_LIMITS, Limits
 from tunedex.core.problem import Problem
-from tunedex.core.row import Row, choose
+from tunedex.core.row import Row
 from tunedex.core.signature import Signature
 from tunedex.core.typed import check_types
 
 SNAPSHOT_FORMAT = "tunedex-snapshot"
 SNAPSHOT_VERSION = 1
-
-
-class Match(StrEnum):
-    """How an answer was found."""
-
-    EXACT = "exact"
-    NEAR = "near"
-    FAMILY = "family"
-    DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question. Where the match is not exact, ``reason`` says why, field by field."""
+    """The answer to one question. Where the match is not exact, ``reason`` says why, field by field.
+
+    ``distance`` is in doublings: how far what was measured lies from what was asked. ``expected_loss`` is the share by
+    which a near config may be slower than the best; None where nothing shows it. Times and the error are those of the
+    very problem on the very device, or None.
+    """
 
     config: Config | None
     match: Match
@@ -57,6 +56,7 @@ class Answer:
     channel: str | None = None
     revision: int | None = None
     policy: str | None = None
+    expected_loss: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -75,6 +75,7 @@ class Answer:
             "channel": self.channel,
             "revision": self.revision,
             "policy": self.policy,
+            "expected_loss": self.expected_loss,
         }
 
 
@@ -83,7 +84,8 @@ class Snapshot:
     """Every answer for one device at one revision.
 
     ``signatures`` maps a kernel's name to its signature, ``rows`` a problem's key to its rows by rank, and
-    ``problems`` the same key to the problem. ``revision`` 0 means that nothing was published yet.
+    ``problems`` the same key to the problem. ``relatives`` are the nearest tuned devices of the family, which answer
+    what is not tuned here. ``revision`` 0 means that nothing was published yet.
     """
 
     device: Device
@@ -92,6 +94,7 @@ class Snapshot:
     signatures: Mapping[str, Signature]
     problems: Mapping[str, Problem]
     rows: Mapping[str, Sequence[Row]]
+    relatives: Sequence[Relative] = ()
 
     def signature(self, kernel: str) -> Signature:
         """The signature of ``kernel``.
@@ -106,36 +109,50 @@ class Snapshot:
             raise UnknownKernel(f"kernel {kernel!r} is unknown; known are {known}", field="kernel") from None
 
     def answer(self, problem: Problem, limits: Limits = NO_LIMITS) -> Answer:
-        """The best config for ``problem`` within ``limits``: an exact row, else the kernel's default.
+        """The best config for ``problem`` within ``limits``: the first of its `candidates`, else the kernel's default.
 
         Raises:
             UnknownKernel: the snapshot does not know the problem's kernel.
         """
-        signature = self.signature(problem.kernel)
-        rows = self.rows.get(problem.key, ())
-        chosen = choose(rows, limits)
-        if chosen is not None:
-            stale = chosen.kernel_version != signature.version
-            return Answer(
-                config=chosen.config,
-                match=Match.EXACT,
-                reason=f"measured with kernel version {chosen.kernel_version}, now {signature.version}"
-                if stale
-                else "",
-                source=Source(chosen.source, self.device.key, chosen.environment),
-                distance=0.0,
-                time_us=chosen.measurement.time_us,
-                speedup=chosen.speedup,
-                error=chosen.measurement.error,
-                channel=self.channel,
-                revision=self.revision,
-                policy=chosen.measurement.policy.value,
-            )
-        if rows:
-            reason = f"none of the {len(rows)} tuned configs meets {canonical_json(limits.to_dict())}"
-        else:
-            reason = f"{problem} is not tuned on {self.device.key}"
-        return self.default_answer(problem, reason)
+        found = self.candidates(problem, limits)
+        if not found.rows:
+            return self.default_answer(problem, found.reason)
+        row = found.rows[0]
+        answer = Answer(
+            config=row.config,
+            match=found.match,
+            reason=found.reason,
+            source=Source(row.source, found.device, row.environment),
+            distance=found.distance,
+            channel=self.channel,
+            revision=found.revision,
+            expected_loss=found.expected_loss,
+        )
+        if not found.timed:
+            return answer
+        return replace(
+            answer,
+            time_us=row.measurement.time_us,
+            speedup=row.speedup,
+            error=row.measurement.error,
+            policy=row.measurement.policy.value,
+        )
+
+    def candidates(self, problem: Problem, limits: Limits = NO_LIMITS) -> Candidates:
+        """The rows that may answer for ``problem`` within ``limits``, the best first, and how they were found.
+
+        Raises:
+            UnknownKernel: the snapshot does not know the problem's kernel.
+        """
+        own, *relatives = self._holdings
+        return candidates(own, relatives, self.signature(problem.kernel), problem, limits)
+
+    @cached_property
+    def _holdings(self) -> tuple[Holding, ...]:
+        """What is tuned on this device, then on each of its relatives."""
+        own = Holding(self.device, self.revision, self.signatures, self.problems, self.rows)
+        others = (Holding(r.device, r.revision, self.signatures, r.problems, r.rows) for r in self.relatives)
+        return own, *others
 
     def default_answer(self, problem: Problem, reason: str) -> Answer:
         """The kernel's default for ``problem``, where nothing that was measured serves, for ``reason``.
@@ -157,15 +174,20 @@ class Snapshot:
             "channel": self.channel,
             "revision": self.revision,
             "kernels": [self.signatures[name].to_dict() for name in sorted(self.signatures)],
-            "answers": [
-                {"problem": self.problems[key].to_dict(), "rows": [row.to_dict() for row in self.rows[key]]}
-                for key in sorted(self.problems)
+            "answers": _answers_document(self.problems, self.rows),
+            "relatives": [
+                {
+                    "device": relative.device.to_dict(),
+                    "revision": relative.revision,
+                    "answers": _answers_document(relative.problems, relative.rows),
+                }
+                for relative in self.relatives
             ],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """Read a snapshot document.
+        """Read a snapshot document; one without relatives, as earlier code wrote it, has none.
 
         Raises:
             BadInput: it is not one, or of a newer version than this code reads.
@@ -179,15 +201,19 @@ class Snapshot:
                     field="version",
                 )
             signatures = [Signature.from_dict(kernel) for kernel in data["kernels"]]
-            problems = [Problem.from_dict(item["problem"]) for item in data["answers"]]
-            rows = [tuple(Row.from_dict(row) for row in item["rows"]) for item in data["answers"]]
+            problems, rows = _read_answers(data["answers"])
+            relatives = tuple(
+                Relative(Device.from_dict(each["device"]), each["revision"], *_read_answers(each["answers"]))
+                for each in data.get("relatives", ())
+            )
             found = cls(
                 device=Device.from_dict(data["device"]),
                 channel=data["channel"],
                 revision=data["revision"],
                 signatures={signature.kernel: signature for signature in signatures},
-                problems={problem.key: problem for problem in problems},
-                rows={problem.key: row for problem, row in zip(problems, rows, strict=True)},
+                problems=problems,
+                rows=rows,
+                relatives=relatives,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise BadInput(f"not a snapshot: {type(error).__name__}: {error}", field="snapshot") from error
@@ -201,12 +227,25 @@ class Snapshot:
         """
         try:
             check_types(self)
-            for rows in self.rows.values():
-                for row in rows:
+            for held in (self.rows, *(relative.rows for relative in self.relatives)):
+                for row in itertools.chain.from_iterable(held.values()):
                     row.check()
         except ValueError as error:
             raise BadInput(f"not a snapshot: {error}", field="snapshot") from error
         return self
+
+
+def _answers_document(problems: Mapping[str, Problem], rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    return [
+        {"problem": problems[key].to_dict(), "rows": [row.to_dict() for row in rows[key]]} for key in sorted(problems)
+    ]
+
+
+def _read_answers(items: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Problem], dict[str, Sequence[Row]]]:
+    problems = [Problem.from_dict(item["problem"]) for item in items]
+    rows = [tuple(Row.from_dict(row) for row in item["rows"]) for item in items]
+    keys = [problem.key for problem in problems]
+    return dict(zip(keys, problems, strict=True)), dict(zip(keys, rows, strict=True))
 
 
 def with_signatures(snapshot: Snapshot, signatures: Iterable[Signature]) -> Snapshot:

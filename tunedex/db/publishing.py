@@ -1,26 +1,22 @@
-"""Revisions and channels: what is published, what is offered, and every answer as of any revision."""
+"""Revisions and channels: what is published, and what is offered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
-from tunedex.core.canonical import key_of
 from tunedex.core.channel import Channel, check_channel
-from tunedex.core.device import Device
 from tunedex.core.errors import BadInput, UnknownDevice, UnknownRevision
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
-from tunedex.core.snapshot import Snapshot
-from tunedex.db.mapping import best_columns, described, problem_of, row_of
-from tunedex.db.models import BestRow, ChannelRow, DeviceRow, KernelRow, ProblemRow, RevisionKernelRow, RevisionRow
+from tunedex.db.mapping import best_columns, row_of
+from tunedex.db.models import BestRow, ChannelRow, DeviceRow, KernelRow, RevisionKernelRow, RevisionRow
 from tunedex.db.reading import readable, warn
-from tunedex.db.recording import latest_kernels, named_keys, register_problems, signatures_of, upsert
+from tunedex.db.recording import latest_kernels, named_keys, register_problems, upsert
 from tunedex.db.types import now, row_time, time_of
 
 
@@ -42,7 +38,7 @@ def publish(
     current = _current_rows(session, device, answers)
     given = {problem: _as_stored(rows) for problem, rows in answers.items()}
     changed = {problem: rows for problem, rows in given.items() if rows != current.get(problem.key, [])}
-    recorded = _kernels_at(session, candidate)
+    recorded = kernels_at(session, candidate)
     if not changed and all(kernels[name] == key for name, key in recorded.items()):
         return candidate
     register_problems(session, changed)
@@ -83,75 +79,7 @@ def rollback(session: Session, revision: int, device: str | None) -> dict[str, i
     return _move_stable(session, {key: revision for key, stable in pointers.items() if stable > revision})
 
 
-def stamp(session: Session, device: str, *, channel: str, revision: int | None) -> str:
-    """A revision is written once, so its number and the time at which it was made tell its rows from those of any
-    other, in another database or after a backup was restored; the rest of a snapshot is hashed itself."""
-    described = _described(session, device)
-    number = _number(session, device, channel, revision)
-    made = session.get(RevisionRow, number)
-    kernels = _kernels(session, number, fixed=bool(revision))
-    made_at = made.created_at if made and isinstance(made.created_at, datetime) else None
-    return key_of([described.to_dict(), channel, number, row_time(made_at), sorted(kernels.values())])
-
-
-def snapshot(session: Session, device: str, *, channel: str, revision: int | None) -> Snapshot:
-    described = _described(session, device)
-    number = _number(session, device, channel, revision)
-    kernels = _kernels(session, number, fixed=bool(revision))
-    found = session.execute(
-        select(BestRow, ProblemRow)
-        .join(ProblemRow, ProblemRow.key == BestRow.problem_key)
-        .where(BestRow.device_key == device, valid_at(number))
-        .order_by(BestRow.problem_key, BestRow.rank)
-    ).all()
-    problems: dict[str, Problem] = {}
-    rows: dict[str, list[Row]] = {}
-
-    def read(pair: Any) -> tuple[str, Row]:
-        best, problem = pair
-        if problem.key not in problems:
-            problems[problem.key] = problem_of(problem)
-        return problem.key, row_of(best)
-
-    for key, row in readable(found, read):
-        rows.setdefault(key, []).append(row)
-    return Snapshot(
-        device=described,
-        channel=channel,
-        revision=number,
-        signatures={signature.kernel: signature for signature in signatures_of(session, kernels.values())},
-        problems={key: problems[key] for key in rows},
-        rows={key: tuple(group) for key, group in rows.items()},
-    )
-
-
-def _described(session: Session, device: str) -> Device:
-    row = session.get(DeviceRow, device)
-    return described(row) if row else Device.from_key(device)
-
-
-def _number(session: Session, device: str, channel: str, revision: int | None) -> int:
-    """The number of the revision that is asked for, by itself or by ``channel``.
-
-    Raises:
-        BadInput: there is no such channel.
-        UnknownRevision: ``revision`` was never published.
-    """
-    check_channel(channel)
-    if revision is None:
-        return current_revision(session, device, channel)
-    _known_revision(session, revision, least=0)
-    return revision
-
-
-def _kernels(session: Session, revision: int, *, fixed: bool) -> dict[str, str]:
-    """The keys of the kernels' signatures at ``revision``, by name; unless it is to stay ``fixed``, those of kernels
-    registered since then too, of which it says nothing. Revision 0, which nobody made, says nothing of any."""
-    recorded = _kernels_at(session, revision)
-    return recorded if fixed else {**latest_kernels(session), **recorded}
-
-
-def _kernels_at(session: Session, revision: int) -> dict[str, str]:
+def kernels_at(session: Session, revision: int) -> dict[str, str]:
     """The keys of the kernels' signatures when ``revision`` was made, by name."""
     found = session.execute(
         select(KernelRow.name, KernelRow.key)
@@ -208,7 +136,7 @@ def _pointers(session: Session, device: str | None, revision: int | None, *, of:
     if device is not None:
         _known_device(session, device)
     if revision is not None:
-        _known_revision(session, revision, least=1)
+        known_revision(session, revision, least=1)
     pointers = select(ChannelRow.device_key, ChannelRow.revision).where(ChannelRow.name == of)
     if device is not None:
         pointers = pointers.where(ChannelRow.device_key == device)
@@ -262,7 +190,7 @@ def _known_device(session: Session, device: str) -> None:
         raise UnknownDevice(f"device {device!r} is unknown; known are {known}", field="device")
 
 
-def _known_revision(session: Session, revision: int, *, least: int) -> None:
+def known_revision(session: Session, revision: int, *, least: int) -> None:
     newest = newest_revision(session)
     if not least <= revision <= newest:
         known = f"known are {least} to {newest}" if newest >= least else "nothing is published yet"

@@ -121,6 +121,14 @@ class Ceilings:
             max(self.cache_bytes_s or 0.0, other.cache_bytes_s or 0.0) or None,
         )
 
+    def at_most(self, copy_bytes_s: float | None, flops_s: Mapping[str, float]) -> Ceilings:
+        """These, no rate above what the device can reach at all; one that is not known there stays as it is."""
+        return Ceilings(
+            min(self.copy_bytes_s, copy_bytes_s or self.copy_bytes_s),
+            {peak: min(rate, flops_s.get(peak, rate)) for peak, rate in self.flops_s.items()},
+            self.cache_bytes_s,
+        )
+
     def floor_us(self, flops: float, peak: str, bytes_: float) -> float:
         """The shortest time: the longer of bytes / copy rate and FLOPs / product rate, in microseconds."""
         rate = self.flops_s.get(peak)

@@ -157,8 +157,9 @@ def _failed_last(searched: Sequence[Trial]) -> set[str]:
     return {key for key, fails in newest.items() if fails}
 
 
-def _age(trial: Trial) -> tuple[datetime, int]:
-    return trial.created_at or datetime.min.replace(tzinfo=UTC), trial.id or 0
+def _age(trial: Trial) -> tuple[int, datetime]:
+    """What orders trials: as they were stored, for a clock may be set back."""
+    return trial.id or 0, trial.created_at or datetime.min.replace(tzinfo=UTC)
 
 
 def _policy(finals: Sequence[Trial]) -> Policy | None:

@@ -22,7 +22,7 @@ from tunedex.core.row import Row
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Snapshot
 from tunedex.db import engine as engines
-from tunedex.db import listing, migrate, publishing, recording
+from tunedex.db import listing, migrate, publishing, recording, snapshots
 from tunedex.db.records import (
     Best,
     Ceilings,
@@ -242,13 +242,13 @@ class Store:
             BadInput: the text is no device key, or there is no such channel.
             UnknownRevision: ``revision`` is higher than any published one.
         """
-        return self._read(publishing.snapshot, device, channel=channel, revision=revision)
+        return self._read(snapshots.snapshot, device, channel=channel, revision=revision)
 
     def stamp(self, device: str, *, channel: str = Channel.STABLE, revision: int | None = None) -> str:
         """What tells the `snapshot` that the same arguments give from every other: equal stamps, equal snapshots, in
         whatever database. A few indexed reads. Raises what `snapshot` does.
         """
-        return self._read(publishing.stamp, device, channel=channel, revision=revision)
+        return self._read(snapshots.stamp, device, channel=channel, revision=revision)
 
     def rows_of(self, device: str, problem: str, channel: str = Channel.STABLE) -> tuple[Row, ...]:
         """What ``channel`` offers ``device`` for the problem of that key, by rank; empty where it offers nothing.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from tunedex.core.candidates import Candidates, Match
 from tunedex.core.canonical import canonical_json
 from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
@@ -30,20 +31,20 @@ def mapped_forward(kernel: Kernel, rows: Sequence[Row]) -> list[Row]:
     return out
 
 
-def to_try(kernel: Kernel, problem: Problem, device: Device, rows: Sequence[Row]) -> list[Config]:
-    """What to run for ``problem``, the best first and each once: ``rows`` in their order as this version of ``kernel``
-    spells them, then its own default, which whoever published ``rows`` may not know.
+def to_try(kernel: Kernel, problem: Problem, device: Device, found: Candidates) -> list[Config]:
+    """What to run for ``problem``, the best first and each once: the rows that were ``found`` in their order as this
+    version of ``kernel`` spells them, then its own default, which whoever published them may not know.
 
-    Of the rows of another version, which nobody has verified with this one, only those that `runnable` takes are here.
-    That there are any is said once in a process.
+    Of the rows that nobody has verified with this version, on this problem and on this device, only those that
+    `runnable` takes are here. That there are any of another version is said once in a process.
     """
     version = kernel.signature.version
-    for other in sorted({row.kernel_version for row in rows} - {version}):
+    for other in sorted({row.kernel_version for row in found.rows} - {version}):
         _say_once(kernel.name, other, version)
     configs = [
         row.config
-        for row in mapped_forward(kernel, rows)
-        if row.kernel_version == version or _takes(kernel, problem, device, row.config)
+        for row in mapped_forward(kernel, found.rows)
+        if (row.kernel_version == version and found.match is Match.EXACT) or _takes(kernel, problem, device, row.config)
     ]
     default = kernel.signature.default(problem, device)
     return list(dict.fromkeys([*configs, default] if default else configs))

@@ -331,9 +331,10 @@ class Bench:
             return
         valid = {n: result for n, result in results.items() if isinstance(result, FinalTime)}
         for n in sorted(valid, key=lambda n: valid[n].time_us)[: self._timing.energy_leaders]:
-            begin = energy_j(self._device)
             try:
-                calls = self._timer.repeat(launches[n], self._sets, self.opened.policy, self._timing.energy_s)
+                repeat = self._timer.repeater(launches[n], self._sets, self.opened.policy)
+                begin = energy_j(self._device)  # what leads up to the calls is not counted
+                calls = repeat(self._timing.energy_s)
             except Exception as error:  # noqa: BLE001 - it has its time; what breaks the process is told all the same
                 failure = failure_of(error)
                 if failure.kind in STICKY:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -25,15 +25,16 @@ _CACHE_READS = 128
 
 
 def measure(device: torch.device, peaks: Iterable[str], cache_bytes: int = 0) -> Ceilings:
-    """The copy rate (bytes read and written a second), for each of ``peaks`` the FLOP/s of a square product, and the
-    rate at which a cache of ``cache_bytes`` is read (0: none to speak of)."""
+    """The copy rate (bytes read and written a second), for each of ``peaks`` that torch has a product of the FLOP/s of
+    a square one, and the rate at which a cache of ``cache_bytes`` is read (0: none to speak of)."""
     kind = device.type
     source = torch.empty(_COPY_BYTES[kind], dtype=torch.uint8, device=device).random_(0, 256)
     target = torch.empty_like(source)
     copy_s = _best_s(device, lambda: target.copy_(source))
     rates: dict[str, float] = {}
     for peak in sorted(set(peaks) - {""}):
-        rates[peak] = _matmul_rate(device, peak)
+        with suppress(Exception):  # it has no such product, in 8 bits for instance: who asks copes without its rate
+            rates[peak] = _matmul_rate(device, peak)
     return Ceilings(2 * _COPY_BYTES[kind] / copy_s, rates, _cache_rate(device, cache_bytes))
 
 

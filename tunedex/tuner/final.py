@@ -17,7 +17,7 @@ from tunedex.core.measurement import Failure, FailureKind, Measurement
 from tunedex.tuner.bench import FinalTime
 from tunedex.tuner.failures import STICKY
 from tunedex.tuner.history import Run
-from tunedex.tuner.nvml import Sample, steady
+from tunedex.tuner.nvml import Sample, unsteady
 from tunedex.tuner.settings import SETTINGS, Finals
 from tunedex.tuner.worker import FinalTimes
 
@@ -28,10 +28,11 @@ Call = Callable[[Sequence[Config]], FinalTimes | None]
 @dataclass(frozen=True)
 class Held:
     """A final that was held: what each config came to, with its time at a warm cache in microseconds; the device's
-    state beside it; and whether it stayed disturbed, None where the device does not tell."""
+    state beside it, ``contended`` where it stayed disturbed; and what disturbed it, empty where nothing did."""
 
     outcomes: Mapping[Config, tuple[Measurement | Failure, float | None]]
     state: Sample
+    disturbed_by: str = ""
 
 
 def finalists(
@@ -115,7 +116,7 @@ def hold(
     """
     failed: dict[Config, Failure] = {}
     last: tuple[dict[Config, FinalTime | Failure], tuple[Sample, ...]] | None = None
-    disturbed = True
+    disturbed_by = ""
     for turn in range(1 + settings.repeats):
         failures = dict(failed)
         times = _timed([config for config in configs if config not in failed], failures, call)
@@ -123,8 +124,9 @@ def hold(
             break
         failed, last = failures, times
         found, states = times
-        disturbed = any(state.contended for state in states) or not steady(states, settings.steady_clock_share)
-        if not disturbed or (turn < settings.repeats and not again()):
+        contended = any(state.contended for state in states)
+        disturbed_by = "other work on the device" if contended else unsteady(states, settings.steady_clock_share)
+        if not disturbed_by or (turn < settings.repeats and not again()):
             break
     if last is None:
         return None
@@ -134,7 +136,7 @@ def hold(
     outcomes |= {config: (failure, None) for config, failure in failed.items()}
     if not any(isinstance(outcome, Measurement) for outcome, _ in outcomes.values()):
         return None
-    return Held(outcomes, _summary(states, disturbed))
+    return Held(outcomes, _summary(states, disturbed=bool(disturbed_by)), disturbed_by)
 
 
 def _timed(
@@ -186,7 +188,7 @@ def _outcome(measured: Measurement, timed: FinalTime | Failure) -> tuple[Measure
     return outcome, timed.warm_us
 
 
-def _summary(states: Sequence[Sample], disturbed: bool) -> Sample:
+def _summary(states: Sequence[Sample], *, disturbed: bool) -> Sample:
     """One state for a whole final: median clock, highest temperature, all reasons of throttling."""
     clocks = [state.clock_mhz for state in states if state.clock_mhz is not None]
     degrees = [state.temperature_c for state in states if state.temperature_c is not None]

@@ -80,14 +80,21 @@ class Sample:
 _STEADY_REASONS = frozenset({"power_cap", "sync_boost"})
 
 
-def steady(samples: Sequence[Sample], share: float) -> bool:
-    """Whether the SM clocks of ``samples`` lie within ``share`` of the highest, and nothing but the power limit held
-    the device back. Clocks that are not told count as steady, and so do those that the power limit moves: they follow
-    what runs, and so would they tomorrow."""
+def unsteady(samples: Sequence[Sample], share: float) -> str:
+    """What made a device unsteady during ``samples``; empty where nothing did.
+
+    Its SM clocks lie within ``share`` of the highest, or are not told. Those that the power limit moves are steady too:
+    they follow what runs, and so would they tomorrow. So is a device at its thermal limit whose clocks stay where they
+    are, the everyday state of many. Whatever else holds it back does not.
+    """
     clocks = [sample.clock_mhz for sample in samples if sample.clock_mhz]
     reasons = {reason for sample in samples for reason in (sample.throttle or "").split(",") if reason}
-    expected = "power_cap" in reasons or not clocks or min(clocks) >= (1 - share) * max(clocks)
-    return expected and reasons <= _STEADY_REASONS
+    alike = bool(clocks) and min(clocks) >= (1 - share) * max(clocks)
+    if others := sorted(reasons - _STEADY_REASONS - ({"thermal"} if alike else set())):
+        return f"throttling ({', '.join(others)})"
+    if alike or not clocks or "power_cap" in reasons:
+        return ""
+    return f"an SM clock between {min(clocks)} and {max(clocks)} MHz"
 
 
 class Nvml:

@@ -10,7 +10,7 @@ from tunedex.core.device import Environment
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.search.search import Sampler
+from tunedex.tuner.search.proposer import Sampler
 from tunedex.tuner.spent import Spent
 
 
@@ -43,7 +43,7 @@ class Result:
 
     ``best`` is what is served within ``max_error``, ``own`` the best config that is not the library's, ``library``
     the best that is. ``fault`` says why a problem could not be measured at all. Times in microseconds, of one final,
-    which was ``contended`` where other work disturbed it.
+    which was ``contended`` where it was disturbed; ``disturbed_by`` says what by.
     """
 
     problem: Problem
@@ -57,6 +57,7 @@ class Result:
     revision: int = 0
     fault: str = ""
     contended: bool = False
+    disturbed_by: str = ""
 
     @property
     def asked(self) -> tuple[Problem, float | None]:
@@ -91,6 +92,7 @@ class Result:
             "trials": self.trials,
             "failures": dict(self.failures),
             "contended": self.contended,
+            "disturbed_by": self.disturbed_by,
             "fault": self.fault,
         }
 

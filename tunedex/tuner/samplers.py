@@ -8,7 +8,7 @@ from tunedex.core.errors import BadInput
 from tunedex.interop.recordings import Recording
 from tunedex.tuner.optuna_guesser import OPTUNA_SAMPLERS, OptunaGuesser
 from tunedex.tuner.replay import Landscape, Proposer, Replay, Shuffled, replay, replay_guesses
-from tunedex.tuner.search.search import Sampler
+from tunedex.tuner.search.proposer import Sampler
 from tunedex.tuner.settings import SETTINGS
 
 #: Those that take the points in a random order: the whole of a recording is known, so running it whole is no different.

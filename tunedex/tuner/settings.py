@@ -122,6 +122,38 @@ class Searching:
 
 
 @dataclass(frozen=True)
+class Surrogate:
+    """How the sampler `auto` proposes, in logarithms of times.
+
+    The first ``first_points`` lie far apart: each is the farthest from the others of ``drawn_points`` at random; with
+    hints, the first ``hinted_points`` are those that are best by them. Times
+    more than ``clip`` above the best count as that. The process is fitted again after at most ``fit_every`` trials, in
+    ``fit_steps`` steps, to at most ``most_fitted`` of them. In a space of more than ``most_points`` it looks at so many
+    and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range: one to begin
+    with, and the median and the deviation of the logarithm that are expected of it. The noise is a share of the
+    variance, which is ``least_variance`` at least.
+    """
+
+    first_points: int = 8
+    drawn_points: int = 64
+    hinted_points: int = 4
+    clip: float = 1.0
+    fit_every: int = 8
+    fit_steps: int = 30
+    most_fitted: int = 400
+    most_points: int = 20_000
+    leaders: int = 5
+    first_length: float = 0.5
+    usual_length: float = 0.7
+    length_spread: float = 0.8
+    length_bounds: tuple[float, float] = (0.05, 20.0)
+    usual_noise: float = 0.01
+    noise_spread: float = 1.5
+    noise_bounds: tuple[float, float] = (1e-4, 0.5)
+    least_variance: float = 1e-6
+
+
+@dataclass(frozen=True)
 class Budgeting:
     """How a budget is kept.
 
@@ -270,6 +302,7 @@ class Settings:
     verifying: Verifying = Verifying()
     finals: Finals = Finals()
     searching: Searching = Searching()
+    surrogate: Surrogate = Surrogate()
     budgeting: Budgeting = Budgeting()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()

@@ -27,6 +27,7 @@ from tunedex.tuner.costs import named_peaks
 from tunedex.tuner.devices import DetectedDevice, sample
 from tunedex.tuner.lock import device_lock, host_name, lock_name
 from tunedex.tuner.nvml import Sample
+from tunedex.tuner.peaks import peaks_of
 from tunedex.tuner.process import ChildProcess
 from tunedex.tuner.report import Effort, Progress, Report, Result
 from tunedex.tuner.settings import SETTINGS, Timeouts
@@ -278,7 +279,7 @@ class DeviceSweep:
 
     def _ceilings(self, detected: DetectedDevice, tasks: Sequence[Task], worker: Worker) -> Ceilings:
         """The device's ceilings in this environment: the highest ever measured, for a sweep may start on a busy
-        machine."""
+        machine, but no higher than its data sheet, for a clock may err."""
         peaks = named_peaks((task.kernel, problem) for task in tasks for problem in task.problems)
         if self._device.kind == "cuda":
             peaks |= {faster for peak in peaks for faster in faster_precisions(peak)}
@@ -286,6 +287,8 @@ class DeviceSweep:
         measured = worker.ceilings(peaks)
         if known := self._store.ceilings(self._device.key, self._environment.key):
             measured = measured.highest(known)
+        peaks_known = peaks_of(self._device)
+        measured = measured.at_most(peaks_known.memory_bytes_s, peaks_known.flops_s)
         self._store.put_ceilings(self._device.key, self._environment.key, measured)
         return measured
 

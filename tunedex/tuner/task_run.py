@@ -152,8 +152,10 @@ class TaskRun:
         )
         if result.fault:
             return result
-        finals = self._history.newest_final(problem) or self._final(problem, due)
-        result = replace(result, contended=any(trial.contended for trial in finals))
+        finals, disturbed_by = self._history.newest_final(problem), ""
+        if not finals:
+            finals, disturbed_by = self._final(problem, due)
+        result = replace(result, contended=bool(disturbed_by), disturbed_by=disturbed_by)
         incumbent = self._history.incumbent(problem)
         with self._c.ledger.of("search"):
             default = self._spaces[problem.key].default
@@ -174,8 +176,8 @@ class TaskRun:
             fault=self._faults.get(problem.key) or ("" if best else self._spaces[problem.key].emptied_by),
         )
 
-    def _final(self, problem: Problem, due: Due) -> list[Trial]:
-        """The final of ``problem``, stored whole or not at all."""
+    def _final(self, problem: Problem, due: Due) -> tuple[list[Trial], str]:
+        """The final of ``problem``, stored whole or not at all, and what disturbed it."""
         c = self._c
         measured = self._history.measured(problem)
         space = self._spaces[problem.key]
@@ -185,7 +187,7 @@ class TaskRun:
         bears_error = self._task.max_error is not None
         configs = finalists(measured, runs, known=known, bears_error=bears_error, compiled=c.pool is None)
         if not configs:
-            return []
+            return [], ""
         seconds = c.budget.final_s(due)
         begin = c.budget.clock()
 
@@ -200,14 +202,14 @@ class TaskRun:
             c.worker.renew()
             held = hold(configs, measured, call, again=lambda: c.budget.allows_another(due, seconds))
         if held is None:
-            return []
+            return [], ""
         trials = [
             replace(self._trial(problem, config, outcome, held.state), stage=Stage.FINAL, warm_us=warm_us)
             for config, (outcome, warm_us) in held.outcomes.items()
         ]
         stored = self._history.add(trials)
         c.budget.held(c.budget.clock() - begin, seconds)
-        return stored
+        return stored, held.disturbed_by
 
     def _shares(self, problem: Problem, incumbent: Sequence[Row]) -> Callable[[Row], float | None]:
         """What gives a row's roofline share, which stays with its time as published, also where the ceilings rise."""

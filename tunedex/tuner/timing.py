@@ -31,6 +31,10 @@ class CaptureError(TunedexError):
     """A launch cannot be captured in a CUDA graph, which its problem is timed in: it waits for the device, say."""
 
 
+#: Calls something for at least so many seconds; gives the number of calls, all of which are over.
+Repeater = Callable[[float], int]
+
+
 class Timer(ABC):
     """Times launches on one device."""
 
@@ -47,9 +51,10 @@ class Timer(ABC):
         """How many tensor sets `stopwatch` wants under ``policy``."""
 
     @abstractmethod
-    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
-        """Call ``launch`` again and again for at least ``seconds``, one call after the other with nothing between them,
-        as ``policy`` has it; the number of calls, all of which are over."""
+    def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
+        """What calls ``launch`` again and again, one call after the other with nothing between them; it has run before
+        this returns. They are in a graph and rotate over the sets where ``policy`` has them so. The cache is never
+        overwritten, so calls that are launched one by one find there what the call before left."""
 
     @abstractmethod
     def warm_up(self, seconds: float) -> None:
@@ -77,12 +82,16 @@ class CpuTimer(Timer):
         sample()
         return sample
 
-    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
-        calls, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            launch(sets[0].operands, sets[0].outputs)
-            calls += 1
-        return calls
+    def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
+        def repeat(seconds: float) -> int:
+            calls, end = 0, time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                launch(sets[0].operands, sets[0].outputs)
+                calls += 1
+            return calls
+
+        repeat(0.0)
+        return repeat
 
     def warm_up(self, seconds: float) -> None:
         import torch
@@ -188,7 +197,7 @@ class CudaTimer(Timer):
             raise CaptureError(f"it cannot be captured in a CUDA graph: {type(cause).__name__}: {said}") from error
         return graph
 
-    def repeat(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy, seconds: float) -> int:
+    def repeater(self, launch: Launch, sets: Sequence[TensorSet], policy: Policy) -> Repeater:
         if not policy.cold:
             sets = sets[:1]
 
@@ -203,13 +212,17 @@ class CudaTimer(Timer):
             calls, turn = rounds * len(sets), self._captured(launch, sets, rounds).replay
         # Some turns at once, so that waiting for the device, which ends them, is a small part of the time.
         turns = max(1, math.ceil(self._timing.graph_us / max(between_events_us(turn), 1.0)))
-        done, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            for _ in range(turns):
-                turn()
-            self._torch.cuda.synchronize()
-            done += turns
-        return done * calls
+
+        def repeat(seconds: float) -> int:
+            done, end = 0, time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                for _ in range(turns):
+                    turn()
+                self._torch.cuda.synchronize()
+                done += turns
+            return done * calls
+
+        return repeat
 
     def _overwrite_cache(self) -> None:
         self._flush.zero_()

@@ -170,7 +170,7 @@ class Worker:
         state = self._look() if state is None else state
         if isinstance(outcome, SpoiltProblem):
             self._opened = None
-        if spoils_process(outcome) or not self._process.running:
+        if isinstance(outcome, Failure) and (spoils_process(outcome) or not self._process.running):
             self._failed()
             self._reopen(outcome)
         return outcome, state
@@ -260,8 +260,9 @@ class Worker:
         self.check()
         self._replace()
 
-    def _reopen(self, outcome: object) -> None:
-        """Open again what was open, in a process that takes the place of one that ``outcome`` has ended.
+    def _reopen(self, after: Failure) -> None:
+        """Open again what was open, in a process that takes the place of one that a config has ended, as ``after``
+        says.
 
         Raises:
             DeviceLost: it cannot be.
@@ -271,7 +272,7 @@ class Worker:
                 self._open_again()
             except (ProcessFailure, NotOpened) as failure:
                 if not stood_by:  # one that did was started before, and may have been lost with the device
-                    raise DeviceLost(f"after {outcome}, the problem cannot be opened again: {failure}") from failure
+                    raise DeviceLost(f"{failure}; it could before a config failed: {after.detail}") from failure
             else:
                 return
 

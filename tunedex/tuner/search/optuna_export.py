@@ -27,6 +27,8 @@ from tunedex.db.engine import name_of, translated
 from tunedex.db.records import Trial
 from tunedex.interop.trials import TrialSet
 
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
 #: A table that Optuna's storage always has.
 _TABLE_OF_OPTUNA = "studies"
 

@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
 
 from tunedex.core.config import Config, Value
 from tunedex.core.problem import Problem
-from tunedex.kernels.base import Tunable
-from tunedex.tuner.search.listed import ListedSampler, Point, parameters_key
-from tunedex.tuner.settings import SETTINGS
-from tunedex.tuner.space import Branch, Space
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-class Sampler(StrEnum):
-    """How configs are proposed."""
-
-    AUTO = "auto"
-    TPE = "tpe"
-    RANDOM = "random"
-    BRUTE_FORCE = "brute-force"
+from tunedex.tuner.search.points import Points
+from tunedex.tuner.search.proposer import Sampler, learner
+from tunedex.tuner.search.study import PointStudy
+from tunedex.tuner.space import Space
 
 
 @dataclass(frozen=True)
@@ -49,8 +32,8 @@ class Search:
 
     Args:
         spaces: the space of each of the task's problems.
-        sampler: ``tpe`` learns from the times; ``random`` and ``brute-force`` take the space in a seeded order;
-            ``auto`` is ``brute-force`` where ``trials`` covers the space, else ``tpe``.
+        sampler: ``auto`` and ``tpe`` learn from the times; ``random`` and ``brute-force`` take the space in a seeded
+            order, and so does ``auto`` where ``trials`` covers the space.
         trials: how many candidates the search may propose, those recalled included; None is without bound. The default,
             the library call and ``winners`` are proposed in any case.
         seed: the same seed and the same times give the same proposals.
@@ -69,8 +52,8 @@ class Search:
         self._unseen: dict[Candidate, None] = dict.fromkeys(
             Candidate(space.problem, config) for space in spaces for config in space
         )
-        self._random = random.Random(seed)
-        self._running: dict[Candidate, int | None] = {}
+        self._shuffled = self._in_order(random.Random(seed))
+        self._running: set[Candidate] = set()
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
         served = [winner for winner in winners if winner in self._unseen]
@@ -80,14 +63,15 @@ class Search:
         self.size = len(self._unseen | dict.fromkeys(self._first))
         trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
+        self._study: PointStudy | None = None
+        self._points: dict[Candidate, int] = {}
         learns = sampler is Sampler.TPE or (sampler is Sampler.AUTO and self.size > trials)
-        self._points: dict[Candidate, Point] = _points(spaces) if learns else {}
-        self._candidates = {parameters_key(point.parameters): candidate for candidate, point in self._points.items()}
-        self._study: optuna.Study | None = None
-        if learns:
-            settings = SETTINGS.searching
-            startup = max(settings.least_startup, math.ceil(settings.startup_share * trials))
-            self._study = optuna.create_study(sampler=ListedSampler(list(self._points.values()), startup, seed))
+        if learns and self._unseen:
+            rows = _rows(spaces)
+            self._points = {candidate: point for point, candidate in enumerate(rows)}
+            self._candidates = list(rows)
+            points = Points.of(list(rows.values()))
+            self._study = PointStudy(learner(sampler, points, seed=seed, trials=trials))
 
     @property
     def told(self) -> Mapping[Candidate, float | None]:
@@ -111,10 +95,11 @@ class Search:
 
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
         """Report the time of ``candidate`` in microseconds for one item of its batch; None for a failure."""
-        number = self._running.pop(candidate, None)
         self._told[candidate] = time_us
-        if self._study is not None and number is not None:
-            self._study.tell(number, self._value(time_us))
+        if candidate in self._running:
+            self._running.remove(candidate)
+            if self._study is not None and candidate in self._points:
+                self._study.tell(self._points[candidate], _value(time_us))
 
     def recall(self, candidate: Candidate, time_us: float | None) -> None:
         """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
@@ -124,28 +109,31 @@ class Search:
         self._first = [first for first in self._first if first != candidate]
         self._told[candidate] = time_us
         self._proposed += 1
-        self._add_trial(candidate, TrialState.COMPLETE, self._value(time_us))
+        if self._study is not None and candidate in self._points:
+            self._study.add(self._points[candidate], _value(time_us))
 
     def _next(self) -> Candidate | None:
         if self._first:
-            return self._take(self._first.pop(0), None)
-        if not self._unseen:
+            candidate = self._first.pop(0)
+            if self._study is not None and candidate in self._points:
+                self._study.start(self._points[candidate])
+        elif not self._unseen:
             return None
-        if self._study is None:
-            return self._take(self._random.choice(list(self._unseen)), None)
-        trial = self._study.ask()
-        candidate = self._candidates[parameters_key(trial.relative_params)]
-        for name, distribution in self._points[candidate].distributions.items():
-            _suggest(trial, name, distribution)
-        return self._take(candidate, trial.number)
-
-    def _take(self, candidate: Candidate, number: int | None) -> Candidate:
-        """Let ``candidate`` run, as the study's trial of that number, or as one of its own that no sampler is asked."""
+        elif self._study is None:
+            candidate = next(self._shuffled)
+        else:
+            point = self._study.ask()
+            assert point is not None  # what is unseen here is unseen there
+            candidate = self._candidates[point]
         self._unseen.pop(candidate, None)
-        if number is None:
-            number = self._add_trial(candidate, TrialState.RUNNING)
-        self._running[candidate] = number
+        self._running.add(candidate)
         return candidate
+
+    def _in_order(self, generator: random.Random) -> Iterator[Candidate]:
+        """What is unseen, in a random order."""
+        candidates = list(self._unseen)
+        generator.shuffle(candidates)
+        return (candidate for candidate in candidates if candidate in self._unseen)
 
     @staticmethod
     def _anchors(spaces: Sequence[Space]) -> Iterable[Candidate]:
@@ -155,72 +143,24 @@ class Search:
             for config in dict.fromkeys([*defaults, *space.library]):
                 yield Candidate(space.problem, config)
 
-    def _value(self, time_us: float | None) -> float:
-        """What the study minimises: the logarithm of the time. A failure is worse than everything that ran."""
-        if time_us is not None:
-            return math.log(time_us)
-        known = [value for value in self._told.values() if value is not None]
-        return math.log(max(known, default=1e6) * SETTINGS.failure_penalty)
 
-    def _add_trial(self, candidate: Candidate, state: TrialState, value: float | None = None) -> int | None:
-        """Tell the study of a trial that it was not asked for; its number. None where the candidate is no point of the
-        space, as a default may be, or where nothing learns."""
-        if self._study is None or candidate not in self._points:
-            return None
-        point = self._points[candidate]
-        trial = create_trial(
-            state=state, params=dict(point.parameters), distributions=dict(point.distributions), value=value
-        )
-        self._study.add_trial(trial)
-        return len(self._study.get_trials(deepcopy=False)) - 1
+def _value(time_us: float | None) -> float | None:
+    """What a study minimises: the logarithm of the time."""
+    return None if time_us is None else math.log(time_us)
 
 
-def _points(spaces: Sequence[Space]) -> dict[Candidate, Point]:
-    """Every candidate of ``spaces`` as a point of one study: batch and implementation are parameters where there are
+def _rows(spaces: Sequence[Space]) -> dict[Candidate, dict[str, Value]]:
+    """Every candidate of ``spaces`` as the values of one point: batch and implementation are parameters where there are
     several, and each implementation has parameters of its own."""
-    names = list(dict.fromkeys(branch.implementation for space in spaces for branch in space.branches))
-    points: dict[Candidate, Point] = {}
-    for batch, space in enumerate(spaces):
+    several = len({branch.implementation for space in spaces for branch in space.branches}) > 1
+    rows: dict[Candidate, dict[str, Value]] = {}
+    for space in spaces:
         for branch in space.branches:
-            shared: dict[str, Any] = {}
-            distributions: dict[str, BaseDistribution] = {}
-            if len(spaces) > 1:
-                shared["batch"] = batch
-                distributions["batch"] = IntDistribution(0, len(spaces) - 1)
-            if len(names) > 1:
+            shared: dict[str, Value] = {"batch": space.problem.batch} if len(spaces) > 1 else {}
+            if several:
                 shared["implementation"] = branch.implementation
-                distributions["implementation"] = CategoricalDistribution(names)
-            parameters = {tunable.name: _parameter(branch, tunable) for tunable in branch.tunables}
-            distributions |= {parameters[tunable.name]: _distribution(tunable) for tunable in branch.tunables}
+            names = {tunable.name: f"{branch.implementation}.{tunable.name}" for tunable in branch.tunables}
             for config in branch.configs:
-                values = {parameters[t.name]: _encoded(t, config.values[t.name]) for t in branch.tunables}
-                points[Candidate(space.problem, config)] = Point(shared | values, distributions)
-    return points
-
-
-def _ordered(tunable: Tunable) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in tunable.values)
-
-
-def _parameter(branch: Branch, tunable: Tunable) -> str:
-    """The study's name for a tunable. Categories must stay the same within a study, so they are part of the name."""
-    name = f"{branch.implementation}.{tunable.name}"
-    return name if _ordered(tunable) else f"{name}={'|'.join(map(str, tunable.values))}"
-
-
-def _encoded(tunable: Tunable, value: Value) -> Value:
-    return tunable.values.index(value) if _ordered(tunable) else value
-
-
-def _distribution(tunable: Tunable) -> BaseDistribution:
-    if _ordered(tunable):
-        return IntDistribution(0, len(tunable.values) - 1)
-    return CategoricalDistribution(tunable.values)
-
-
-def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
-    """Have ``trial`` take the value of a parameter that its sampler has chosen."""
-    if isinstance(distribution, IntDistribution):
-        trial.suggest_int(name, distribution.low, distribution.high)
-    elif isinstance(distribution, CategoricalDistribution):
-        trial.suggest_categorical(name, distribution.choices)
+                values = {names[tunable.name]: config.values[tunable.name] for tunable in branch.tunables}
+                rows[Candidate(space.problem, config)] = shared | values
+    return rows

@@ -1,0 +1,151 @@
+"""The sampler `auto`: a Gaussian process of the logarithm of the time proposes the point that promises most.
+
+What promises most is what is expected to improve most on the best so far (J. Mockus et al., "The application of
+Bayesian methods for seeking the extremum", 1978), over every unseen point. Times beyond a factor of the best so far
+count as that factor, and failures as well, so that the process models the good end of the space and does not spend its
+length scales on telling bad from worse. Points under way count as told what is expected of them, so that those which
+are proposed meanwhile lie elsewhere.
+
+What another device or shape measured of the same points, a hint, is what the process expects before it is told: it
+models by how much the times here differ from that. The search then starts with what was best there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from tunedex.tuner.search.gaussian_process import Features, GaussianProcess
+from tunedex.tuner.search.listed import ListedSampler, Seen
+from tunedex.tuner.search.points import Points
+from tunedex.tuner.settings import SETTINGS, Surrogate
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+#: The logarithms of the times of points, None for a failure.
+Hint = Mapping[int, float | None]
+
+
+class SurrogateSampler(ListedSampler):
+    """Proposes points far from one another first, then those of which most is expected.
+
+    Args:
+        points: the space.
+        seed: the same seed and the same results give the same proposals.
+        hints: what each device or shape that is known says of the points that were tried there.
+    """
+
+    def __init__(
+        self,
+        points: Points,
+        seed: int,
+        settings: Surrogate = SETTINGS.surrogate,
+        *,
+        hints: Sequence[Hint] = (),
+    ) -> None:
+        super().__init__(points)
+        self._settings = settings
+        self._random = np.random.default_rng(seed)
+        self._features = Features.of(points)
+        self._process = GaussianProcess(self._features, settings)
+        #: What is expected of each point, above the best; None where nothing is known.
+        self._expected = _expected(self._features, hints, settings)
+        self._left = np.ones(len(points), dtype=bool)
+        #: The points that the process was fitted to, and after how many it is fitted again.
+        self._fitted: list[int] = []
+        self._next_fit = 0
+        self._pool: Places = np.zeros(0, dtype=np.int64)
+
+    def choose(self, seen: Seen) -> int:
+        self._left[:] = True
+        self._left[[*seen.told, *seen.running]] = False
+        measured = seen.measured
+        if self._expected is not None and len(seen) < self._settings.hinted_points:
+            return int(np.where(self._left, self._expected, np.inf).argmin())
+        if len(measured) < 2 or (self._expected is None and len(seen) < self._settings.first_points):
+            return self._apart(seen)
+        expected = np.zeros(len(self.points)) if self._expected is None else self._expected
+        best = min(measured.values())
+        worst = best + self._settings.clip
+        values = {
+            point: (worst if value is None else min(value, worst)) - float(expected[point])
+            for point, value in seen.told.items()
+        }
+        if len(values) >= self._next_fit:
+            self._fit(values)
+        known = self._fitted + [point for point in values if point not in set(self._fitted)]
+        self._process.condition([*known, *seen.running])
+        mean, deviation = self._process.predict(np.array([values[point] for point in known]))
+        gain = expected_improvement(mean + expected[self._pool], deviation, best)
+        gain[~self._left[self._pool]] = -1.0
+        found = int(gain.argmax())
+        return int(self._pool[found]) if gain[found] >= 0 else int(self._random.choice(np.flatnonzero(self._left)))
+
+    def _fit(self, values: dict[int, float]) -> None:
+        settings = self._settings
+        chosen = sorted(values, key=lambda point: values[point])
+        if len(chosen) > settings.most_fitted:
+            fastest, rest = chosen[: settings.most_fitted // 2], chosen[settings.most_fitted // 2 :]
+            drawn = self._random.choice(rest, settings.most_fitted - len(fastest), replace=False)
+            keep = {*fastest, *drawn.tolist()}
+        else:
+            keep = set(chosen)
+        self._fitted = [point for point in values if point in keep]
+        self._next_fit = len(values) + min(settings.fit_every, max(2, len(values) // 4))
+        self._pool = self._candidates(chosen[: settings.leaders])
+        self._process.fit(self._fitted, np.array([values[point] for point in self._fitted]), self._pool)
+
+    def _candidates(self, leaders: list[int]) -> Places:
+        """Every point of a small space; of a large one, those one step from the ``leaders`` and others at random."""
+        most = self._settings.most_points
+        if len(self.points) <= most:
+            return np.arange(len(self.points))
+        codes = self.points.codes
+        near = [np.flatnonzero((codes != codes[leader]).sum(axis=1) <= 1) for leader in leaders]
+        drawn = self._random.choice(len(self.points), most, replace=False)
+        return np.unique(np.concatenate([*near, drawn]))
+
+    def _apart(self, seen: Seen) -> int:
+        """Of some unseen points drawn at random, the one farthest from all that are seen."""
+        unseen = np.flatnonzero(self._left)
+        drawn = self._random.choice(unseen, min(len(unseen), self._settings.drawn_points), replace=False)
+        others = self._features.columns[[*seen.told, *seen.running]]
+        if not len(others):
+            return int(drawn[0])
+        distances = ((self._features.columns[drawn][:, None, :] - others[None, :, :]) ** 2).sum(axis=2)
+        return int(drawn[distances.min(axis=1).argmax()])
+
+
+def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) -> Floats | None:
+    """The mean over ``hints`` of how much above its best each point is, at most the clip and where it failed; where a
+    hint says nothing of a point, what a process that learnt from the hint predicts."""
+    hints = [hint for hint in hints if any(value is not None for value in hint.values())]
+    if not hints:
+        return None
+    every = np.arange(len(features.columns))
+    above = []
+    for hint in hints:
+        best = min(value for value in hint.values() if value is not None)
+        told = {place: settings.clip if value is None else value - best for place, value in hint.items()}
+        row = np.zeros(len(every))
+        if len(told) < len(every):
+            fastest = sorted(told, key=lambda place: told[place])[: settings.most_fitted]
+            process = GaussianProcess(features, settings)
+            values = np.minimum([told[place] for place in fastest], settings.clip)
+            process.fit(fastest, values, every)
+            row = process.predict(values)[0]
+        row[list(told)] = list(told.values())
+        above.append(np.clip(row, 0, settings.clip))
+    expected: Floats = np.mean(above, axis=0)
+    return expected
+
+
+def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """How far below ``best`` a normal variable is expected to lie, counting 0 where it lies above."""
+    z = (best - mean) / deviation
+    improvement: Floats = deviation * (z * ndtr(z) + np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+    return improvement
