@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,14 +48,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finals that this process holds count, whatever else runs on the machine."""
+    _finals_seen(monkeypatch, contended=None)
+
+
+@pytest.fixture
+def busy() -> Callable[[], AbstractContextManager[None]]:
+    """Makes finals that this process holds within disturbed."""
+
+    @contextmanager
+    def disturbed() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            _finals_seen(monkeypatch, contended=True)
+            yield
+
+    return disturbed
+
+
+def _finals_seen(monkeypatch: pytest.MonkeyPatch, *, contended: bool | None) -> None:
+    """Have finals that this process holds find that the device is shared, or not, and its clocks steady."""
+    from tunedex.tuner.nvml import Sample
     from tunedex.tuner.worker import FinalTimes, Worker
 
     final = Worker.final
 
     def held(worker: Worker, *arguments: Any) -> FinalTimes | None:
         taken = final(worker, *arguments)
-        states = taken.states if taken else ()
-        quiet = tuple(replace(state, contended=None, clock_mhz=None, throttle=None) for state in states)
-        return replace(taken, states=quiet) if taken else None
+        return replace(taken, states=(Sample(contended=contended),)) if taken else None
 
     monkeypatch.setattr(Worker, "final", held)

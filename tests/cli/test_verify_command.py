@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +67,36 @@ def test_an_upgrade_is_seen_reported_and_then_over(
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["kernel", "problem", "outcome", "before", "now", "config", "now", "detail"]
     assert table[1].startswith("softmax  rows=24,cols=60,dtype=float32")
+
+
+def test_a_final_that_was_disturbed_confirms_nothing_until_it_is_held_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], busy: Callable[[], AbstractContextManager[None]]
+) -> None:
+    db = tmp_path / "tunedex.db"
+    again = "other work on the device disturbed its final; the same command takes it again"
+    with busy():
+        assert run(["sweep", "--device", "cpu", "--db", str(db), "--problem", PROBLEM, "--trials", "2"]) == 0
+        capsys.readouterr()
+        for arguments in ([], ["--all"]):
+            assert verify(db, *arguments) == 1
+            said = capsys.readouterr()
+            _, line = said.out.splitlines()
+            assert line.split()[2] == "disturbed"
+            assert " kept " not in line
+            assert line.endswith(", which does not count")
+            assert again in said.err
+            assert "nothing to verify" not in said.err
+        assert verify(db, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    (result,) = document["results"]
+    assert (result["outcome"], result["new"], document["complete"]) == ("disturbed", None, False)
+    assert result["measured_us"] > 0
+    assert result["disturbed_by"] == "other work on the device"
+    assert verify(db) == 0
+    said = capsys.readouterr()
+    assert again not in said.err
+    assert verify(db) == 0
+    assert "nothing to verify" in capsys.readouterr().err
 
 
 def test_a_rollback_outlives_what_is_published_later_and_both_commands_say_so(

@@ -76,6 +76,7 @@ def read_everything(store: Store) -> None:
     store.loosest_bound(DEVICE.key, problem().key)
     store.ceilings(DEVICE.key, ENVIRONMENT.key)
     store.last_tried(DEVICE.key)
+    store.disturbed(DEVICE.key, ENVIRONMENT.key)
     store.sweep(1)
     for limit in (1, 100):
         store.list_trials(limit=limit)

@@ -178,6 +178,15 @@ def test_what_is_last_does_not_depend_on_the_clock(store: Store, monkeypatch: py
     assert tried[problem(7).key] < tried[problem(8).key]
 
 
+def test_whose_newest_final_was_disturbed(store: Store) -> None:
+    final = replace(trial(), stage=Stage.FINAL)
+    disturbed = replace(final, contended=True)
+    store.add_trials([final, disturbed, replace(disturbed, problem=problem(7)), replace(final, problem=problem(7))])
+    store.add_trials([replace(disturbed, problem=problem(8), stage=Stage.SEARCH), replace(final, problem=problem(8))])
+    assert store.disturbed(DEVICE.key, ENVIRONMENT.key) == {problem().key}
+    assert store.disturbed(DEVICE.key, Environment(torch="1.0").key) == set()
+
+
 def test_a_sweep_says_how_it_ended(store: Store) -> None:
     limits = Limits(Objective.ERROR, 1e-3, 50.0, 2**33, "graph")
     sweep = Sweep(DEVICE.key, ENVIRONMENT.key, {"preset": "quick", "trials": 40}, limits=limits)

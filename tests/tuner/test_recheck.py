@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tunedex.core.config import Config
 from tunedex.core.device import Environment
+from tunedex.core.display import time_words
 from tunedex.core.errors import UnknownKernel
 from tunedex.core.host import cpu
 from tunedex.core.measurement import Failure, FailureKind, Measurement, Policy
@@ -22,10 +23,8 @@ from tunedex.db import Store, open_store
 from tunedex.db.records import SweepStatus, Trial
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.nvml import Sample
 from tunedex.tuner.recheck import Outcome, Recheck, RecheckReport, compare
 from tunedex.tuner.report import Progress
-from tunedex.tuner.worker import FinalTimes, Worker
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -33,6 +32,7 @@ BEFORE = Environment(torch="2.11.0", numba="0.61.0", python="3.11")
 AFTER = Environment(torch="2.13.0", numba="0.68.1", python="3.11")
 CPU = DetectedDevice(cpu())
 LIBRARY = Config("library")
+Busy = Callable[[], AbstractContextManager[None]]
 
 
 def config(fault: str) -> Config:
@@ -97,26 +97,49 @@ def test_winners_are_timed_again_and_then_current(planted: Kernel, store: Store)
     assert [r.problem for r in forced.results] == [asked]
 
 
-def test_a_final_that_is_disturbed_verifies_nothing(
-    planted: Kernel, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_final_that_is_disturbed_verifies_nothing(planted: Kernel, store: Store, busy: Busy) -> None:
     asked = problem(planted)
     store.publish(cpu().key, {asked: [row(config("none"), time_us=1e9), row(LIBRARY, 1, 2e9)]})
-    with monkeypatch.context() as busy:
-        final = Worker.final
-
-        def disturbed(worker: Worker, *arguments: Any) -> FinalTimes | None:
-            taken = final(worker, *arguments)
-            return replace(taken, states=(Sample(contended=True),)) if taken else None
-
-        busy.setattr(Worker, "final", disturbed)
+    with busy():
         report = recheck(store)
     (result,) = report.results
-    assert (result.outcome, report.complete) == (Outcome.UNANSWERED, False)
-    assert result.detail == "its final was disturbed: still to be verified"
+    assert (result.outcome, report.complete) == (Outcome.DISTURBED, False)
+    assert result.measured_us is not None
+    assert result.detail == f"measured {time_words(result.measured_us)}, which does not count"
+    assert (result.new, result.disturbed_by) == (None, "other work on the device")
     assert {r.environment for r in store.rows_of(cpu().key, asked.key)} == {BEFORE.key}
     assert recheck(store).complete
     assert {r.environment for r in store.rows_of(cpu().key, asked.key)} == {AFTER.key}
+
+
+def test_what_a_disturbed_final_published_or_left_is_verified_again(planted: Kernel, store: Store, busy: Busy) -> None:
+    asked = problem(planted)
+    store.publish(cpu().key, {asked: [row(config("none"), time_us=1e9), row(LIBRARY, 1, 2e9)]})
+    assert recheck(store).complete
+    (served_before, *_) = store.rows_of(cpu().key, asked.key)
+    with busy():
+        (result,) = recheck(store, everything=True).results
+        assert result.outcome is Outcome.DISTURBED  # its rows are of this environment, and hold against themselves
+        assert result.old == served_before
+        (again,) = recheck(store).results
+        assert again.outcome is Outcome.DISTURBED
+    taken = recheck(store)
+    assert (len(taken.results), taken.current, taken.complete) == (1, 0, True)
+    assert recheck(store).current == 1
+
+
+def test_a_failure_counts_in_a_disturbed_final_as_well(planted: Kernel, store: Store, late: Path, busy: Busy) -> None:
+    asked = problem(planted)
+    store.publish(cpu().key, {asked: [row(config("late_raise"), 0, 1.0), row(config("none"), 1, 2.0)]})
+    late.touch()
+    with busy():
+        report = recheck(store)
+    (result,) = report.results
+    assert (result.outcome, result.detail) == (Outcome.REFUSED, "crash: RuntimeError: planted")
+    assert result.new is not None
+    assert result.new.config == config("none")
+    assert (report.complete, result.measured_us) == (False, None)
+    assert recheck(store).complete
 
 
 def test_with_everything_the_least_recently_tried_come_first(planted: Kernel, store: Store) -> None:

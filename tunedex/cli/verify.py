@@ -70,6 +70,9 @@ def _tell(report: RecheckReport) -> None:
             if report.current
             else f"nothing to verify: nothing is {where}"
         )
+    for result in report.results:
+        if result.disturbed_by:
+            say(f"{result.problem}: {result.disturbed_by} disturbed its final; the same command takes it again")
     if report.left:
         how = "interrupted" if report.interrupted else "the budget is spent"
         say(f"{how}: {_problems(report.left)} left; the same command goes on with them")

@@ -187,6 +187,14 @@ def last_tried(session: Session, device: str) -> dict[str, int]:
     return {row.problem_key: row.last for row in session.execute(statement.group_by(TrialRow.problem_key))}
 
 
+def disturbed(session: Session, device: str, environment: str) -> set[str]:
+    here = (TrialRow.device_key == device, TrialRow.environment_key == environment)
+    finals = select(func.max(TrialRow.id)).where(*here, TrialRow.stage == Stage.FINAL.value)
+    newest = finals.group_by(TrialRow.problem_key)
+    disturbed = TrialRow.contended.is_(True)
+    return set(session.scalars(select(TrialRow.problem_key).where(disturbed, TrialRow.id.in_(newest))))
+
+
 def ceilings(session: Session, device: str, environment: str) -> Ceilings | None:
     row = session.get(CeilingRow, (device, environment))
     return read_or(None, lambda: ceilings_of(row)) if row else None

@@ -189,6 +189,10 @@ class Store:
         """The number of each problem's last trial on the device, by the problem's key; without those that have none."""
         return self._read(recording.last_tried, device)
 
+    def disturbed(self, device: str, environment: str) -> set[str]:
+        """The keys of the problems whose newest final on the device in that environment was disturbed."""
+        return self._read(recording.disturbed, device, environment)
+
     def ceilings(self, device: str, environment: str) -> Ceilings | None:
         """What the device reaches in that environment; None where it was not measured."""
         return self._read(recording.ceilings, device, environment)

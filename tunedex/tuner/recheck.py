@@ -16,6 +16,7 @@ from typing import Any
 from tunedex.core.channel import Channel
 from tunedex.core.config import Config
 from tunedex.core.device import Environment
+from tunedex.core.display import time_words
 from tunedex.core.errors import BadInput
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.problem import Problem
@@ -39,8 +40,8 @@ from tunedex.tuner.tasks import Task
 class Outcome(StrEnum):
     """What became of what was served for a problem.
 
-    ``gone`` is a config that the kernel no longer has, or a kernel that is not installed; ``unanswered`` a problem that
-    could not be measured, so that its old rows stay.
+    ``gone`` is a config that the kernel no longer has, or a kernel that is not installed; ``disturbed`` a problem whose
+    final does not count, and ``unanswered`` one that could not be measured, so that the old rows of both stay.
     """
 
     KEPT = "kept"
@@ -49,6 +50,7 @@ class Outcome(StrEnum):
     REPLACED = "replaced"
     REFUSED = "refused"
     GONE = "gone"
+    DISTURBED = "disturbed"
     UNANSWERED = "unanswered"
 
 
@@ -73,14 +75,24 @@ class Published:
 
 @dataclass(frozen=True)
 class Rechecked:
-    """What one problem came to: ``old`` is what was served, ``new`` what is served now (None: nothing of this
-    environment)."""
+    """What one problem came to.
+
+    ``old`` is what was served, ``new`` what is served now (None: still ``old``, or nothing). ``disturbed_by`` says what
+    its final was disturbed by, and ``measured_us`` what that measured of ``old``'s config, in microseconds.
+    """
 
     problem: Problem
     outcome: Outcome
     old: Row
     new: Row | None = None
     detail: str = ""
+    disturbed_by: str = ""
+    measured_us: float | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Whether what is served now was verified in this environment, or is gone."""
+        return not self.disturbed_by and self.outcome is not Outcome.UNANSWERED
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -90,6 +102,8 @@ class Rechecked:
             "old": _row_document(self.old),
             "new": _row_document(self.new) if self.new else None,
             "detail": self.detail,
+            "disturbed_by": self.disturbed_by,
+            "measured_us": self.measured_us,
         }
 
 
@@ -108,7 +122,7 @@ class RecheckReport:
     @property
     def complete(self) -> bool:
         """Whether every problem is answered in this environment, or no longer served."""
-        return not self.interrupted and not self.left and all(r.outcome is not Outcome.UNANSWERED for r in self.results)
+        return not self.interrupted and not self.left and all(result.verified for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -142,8 +156,9 @@ class Recheck:
         self._report = RecheckReport(detected, environment)
 
     def run(self, kernels: Sequence[str], options: dict[str, Any], *, everything: bool = False) -> RecheckReport:
-        """Recheck the problems of ``kernels`` (all where empty); with ``everything`` also the current ones, those first
-        that were not tried for the longest, so that runs which a budget ends get to all in turn. ``options`` are stored
+        """Recheck the problems of ``kernels`` (all where empty) that are not current, for which the final of some was
+        disturbed; with ``everything`` also the current ones, those first that were not tried for the longest, so that
+        runs which a budget ends get to all in turn. ``options`` are stored
         with the sweep that this counts as. Ctrl-C ends it early, with what is there.
 
         Raises:
@@ -156,7 +171,10 @@ class Recheck:
         if everything:
             tried = self._store.last_tried(self._device.key)
             published.sort(key=lambda each: tried.get(each.problem.key, 0))
-        stale = [each for each in published if everything or not each.is_of(self._environment.key)]
+        environment = self._environment.key
+        disturbed = self._store.disturbed(self._device.key, environment)
+        unverified = {each for each in published if each.problem.key in disturbed or not each.is_of(environment)}
+        stale = [each for each in published if everything or each in unverified]
         report.current = len(published) - len(stale)
         report.revision = self._store.current_revision(self._device.key, Channel.CANDIDATE)
         tasks = {each: task for each in stale if (task := self._task(each))}
@@ -230,13 +248,24 @@ class Recheck:
             return Rechecked(problem, Outcome.UNANSWERED, old, detail=result.fault)
         now = self._store.rows_of(self._device.key, problem.key, Channel.CANDIDATE)
         new = choose(now) or next(iter(now), None)
-        if result.contended and new is not None and new.environment != self._environment.key:
-            return Rechecked(problem, Outcome.UNANSWERED, old, new, "its final was disturbed: still to be verified")
         spelled = next((row.config for row in rows if row.rank == old.rank), None)
         config = spelled if spelled in present else None
         last = run.newest(problem, config) if config is not None else None
+        if result.contended:
+            return _disturbed(problem, old, last, new, result.disturbed_by)
         outcome, detail = compare(old, config, last, new, self._environment.key)
         return Rechecked(problem, outcome, old, new, detail)
+
+
+def _disturbed(problem: Problem, old: Row, trial: Trial | None, new: Row | None, disturbed_by: str) -> Rechecked:
+    """What a problem came to whose final does not count: a failure does, and takes ``old`` from what is served."""
+    found = trial.outcome if trial is not None else None
+    new = new if new != old else None
+    if refusal := _refusal(old, found):
+        return Rechecked(problem, Outcome.REFUSED, old, new, refusal, disturbed_by)
+    measured_us = found.time_us if isinstance(found, Measurement) else None
+    detail = f"measured {time_words(measured_us)}, which does not count" if measured_us else ""
+    return Rechecked(problem, Outcome.DISTURBED, old, new, detail, disturbed_by, measured_us)
 
 
 def compare(
@@ -255,11 +284,8 @@ def compare(
         return Outcome.UNANSWERED, "no final could be taken"
     if config is None:
         return Outcome.GONE, f"the kernel has no config {old.config} any more"
-    found = trial.outcome if trial is not None else None
-    if isinstance(found, Failure):
-        return Outcome.REFUSED, f"{found.kind.value}: {found.detail}"
-    if found is not None and old.measurement.lossless and not found.lossless:
-        return Outcome.REFUSED, f"no longer lossless: its error is {found.error:.3g}"
+    if refusal := _refusal(old, trial.outcome if trial is not None else None):
+        return Outcome.REFUSED, refusal
     if new is None:
         return Outcome.UNANSWERED, "no config could be measured"
     if new.config != config:
@@ -270,6 +296,15 @@ def compare(
     if beats(after.time_us, before.time_us):
         return Outcome.FASTER, ""
     return (Outcome.SLOWER if beats(before.time_us, after.time_us) else Outcome.KEPT), ""
+
+
+def _refusal(old: Row, found: Measurement | Failure | None) -> str:
+    """Why ``old`` is served no longer, by what its newest trial ``found``; "" where it may be."""
+    if isinstance(found, Failure):
+        return f"{found.kind.value}: {found.detail}"
+    if found is not None and old.measurement.lossless and not found.lossless:
+        return f"no longer lossless: its error is {found.error:.3g}"
+    return ""
 
 
 def _takes(signature: Signature, problem: Problem) -> bool:
