@@ -41,7 +41,12 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole, help="Configs to try a problem; default the preset's.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help="Configs to try a problem, default and library included; of batch=auto as many a batch.",
+        ),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
@@ -175,6 +180,10 @@ def _exit_code(reports: list[Report]) -> int:
             say(f"{report.left} tasks were not reached; the same command goes on with them")
     for result in (result for report in reports for result in report.results if result.contended):
         say(f"{result.problem}: {result.disturbed_by} disturbed its final; the same command takes it again")
+    searched = [result.searched for report in reports for result in report.results if result.searched]
+    short = {f"{each.task}: {each.shortfall}" for each in searched if each.shortfall}
+    for line in sorted(short):
+        say(line)
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
