@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from tunedex.core.problem import Problem
 
 
+ObjectiveOption = Annotated[
+    str | None, typer.Option(help="latency (of a call; the default), throughput, error or memory.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     app.command("lookup")(lookup)
@@ -47,6 +52,7 @@ def lookup(
             "objective, max_error, max_latency_us, max_memory, policy, same_bits.",
         ),
     ],
+    objective: ObjectiveOption = None,
     device: KeyOption = "auto",
     channel: ChannelOption = "stable",
     revision: RevisionOption = None,
@@ -59,7 +65,7 @@ def lookup(
     kernel's default. For example:
     tuner lookup softmax rows=1024 cols=4096 dtype=float32
     """
-    given = parse_parameters(parameters)
+    given = asked(parameters, objective)
     snapshot = snapshot_named(db, device, channel, revision)
     question = read_question(snapshot.signature(kernel), given)
     answer = snapshot.answer(question.problem, question.limits)
@@ -68,6 +74,15 @@ def lookup(
         print_json(answer.to_dict())
     else:
         print_lines(answer_lines(question.problem, snapshot, answer))
+
+
+def asked(parameters: list[str], objective: str | None) -> dict[str, str]:
+    """The words ``parameters`` by name, and what ``--objective`` says.
+
+    Raises:
+        BadInput: a word is not ``name=value``, or a name is given twice.
+    """
+    return parse_parameters([*parameters, *([] if objective is None else [f"objective={objective}"])])
 
 
 def snapshot_named(db: str | None, device: str, channel: str, revision: int | None) -> Snapshot:

@@ -30,8 +30,12 @@ class Effort:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far.
-    ``device`` is the selector of the one that is at it."""
+    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, in a final of that problem.
+
+    ``best_us`` is the best time that searching has found so far, in microseconds: of a call, or ``per_item`` where the
+    batches of a task are searched together. A final, which times anew, has none. ``device`` is the selector of the one
+    that is at it.
+    """
 
     task: str
     done: int
@@ -39,6 +43,7 @@ class Progress:
     best_us: float | None
     phase: str
     device: str = ""
+    per_item: bool = False
 
 
 @dataclass(frozen=True)

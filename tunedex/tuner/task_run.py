@@ -195,7 +195,7 @@ class TaskRun:
         begin = c.budget.clock()
 
         def call(configs: Sequence[Config]) -> FinalTimes | None:
-            self._tell(len(configs), len(configs), "final")
+            c.watch(Progress(str(problem), len(configs), len(configs), None, "final", c.selector))
             self._open(problem)
             round_us = sum(measured[config].time_us for config in configs)
             return c.worker.final(configs, seconds, known, round_us)
@@ -369,5 +369,7 @@ class TaskRun:
         return compiled(self._c.pool, candidate.problem, candidate.config)
 
     def _tell(self, done: int, total: int, phase: str) -> None:
-        best_us = self._history.best_per_item_us()
-        self._c.watch(Progress(str(self._task), done, total, best_us, phase, self._c.selector))
+        best_us, per_item = self._history.best_per_item_us(), len(self._task.problems) > 1
+        if best_us is not None and not per_item:
+            best_us *= max(1, self._task.problems[0].batch)
+        self._c.watch(Progress(str(self._task), done, total, best_us, phase, self._c.selector, per_item))
