@@ -21,6 +21,7 @@ from tunedex.cli.output import (
 )
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
+from tunedex.core.display import environment_words
 from tunedex.core.errors import BadInput, UnknownRevision
 from tunedex.core.question import parse_parameters, read_question
 from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
@@ -73,7 +74,7 @@ def lookup(
     if as_json:
         print_json(answer.to_dict())
     else:
-        print_lines(answer_lines(question.problem, snapshot, answer))
+        print_lines(answer_lines(question.problem, snapshot, answer, db))
 
 
 def asked(parameters: list[str], objective: str | None) -> dict[str, str]:
@@ -127,7 +128,17 @@ def _stored(db: str | None, device: Device, channel: Channel, revision: int | No
     return Snapshot(device, channel, 0, {}, {}, {})
 
 
-def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[str, str]:
+def _environment(db: str | None, key: str | None) -> str:
+    """The environment of that key, as the database knows it; "" where an answer names none."""
+    from tunedex.db import open_store
+
+    if not key:
+        return ""
+    with open_store(db, create=False) as store:
+        return environment_words(key, store.environments([key]).get(key))
+
+
+def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer, db: str | None) -> dict[str, str]:
     """The config and its provenance, a line each by its name; one that is not known is empty."""
     return {
         "problem": str(problem),
@@ -142,7 +153,7 @@ def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[s
         "policy": answer.policy or "",
         "source": answer.source.kind,
         "device": answer.source.device or snapshot.device.key,
-        "environment": answer.source.environment or "",
+        "environment": _environment(db, answer.source.environment),
         "published": f"revision {snapshot.revision} on {snapshot.channel}" if snapshot.revision else "nothing yet",
     }
 

@@ -58,4 +58,4 @@ def recommend(
         return
     rate = found.items_per_s
     lines = {"batch": str(found.batch), "rate": f"{three_digits(rate)} items/s" if rate is not None else ""}
-    print_lines({**lines, **answer_lines(item.problem.at_batch(found.batch), snapshot, found.answer)})
+    print_lines({**lines, **answer_lines(item.problem.at_batch(found.batch), snapshot, found.answer, db)})
