@@ -18,8 +18,10 @@ from tunedex.cli import devices
 from tunedex.cli.app import run
 from tunedex.core import host
 from tunedex.core.device import Device, Environment
+from tunedex.core.display import environment_words
 from tunedex.core.errors import BadInput
 from tunedex.tuner import nvml
+from tunedex.tuner.devices import environment_of
 
 
 @pytest.fixture
@@ -46,6 +48,8 @@ def test_the_table(app: typer.Typer) -> None:
     assert result.exit_code == 0
     assert host.cpu().key in result.stdout
     assert host.cpu().name in result.stdout
+    environment = environment_of(host.cpu())
+    assert environment_words(environment.key, environment) in result.stdout
 
 
 def test_a_device_by_selector_or_by_key() -> None:

@@ -77,6 +77,17 @@ def test_a_pinned_revision_and_a_channel(database: str, capsys: pytest.CaptureFi
     assert answer(capsys, *ASKED, "--db", database, "--channel", "candidate")["config"]["block"] == 32
 
 
+def test_an_objective_is_a_parameter_or_an_option(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ASKED, "--db", database]
+    for objective, code in (("error", 0), ("luck", 2)):
+        assert run(["lookup", *asked, f"objective={objective}"]) == code
+        as_parameter = capsys.readouterr()
+        assert run(["lookup", *asked, "--objective", objective]) == code
+        assert capsys.readouterr() == as_parameter
+    assert run(["lookup", *asked, "objective=error", "--objective", "error"]) == 2
+    assert "objective is given twice" in capsys.readouterr().err
+
+
 def test_limits_take_part(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, *ASKED, "max_latency_us=1", "--db", database)
 
@@ -118,7 +129,7 @@ def test_for_people_it_prints_config_and_provenance(database: str, capsys: pytes
     assert lines["time"].strip() == "250 us"
     assert lines["speed-up"].startswith("2.00x")
     assert lines["published"].strip() == "revision 2 on stable"
-    assert lines["environment"].strip() == ENVIRONMENT.key
+    assert lines["environment"].strip() == f"torch 2.13.0, Python 3.11 ({ENVIRONMENT.key})"
 
 
 @pytest.mark.parametrize(

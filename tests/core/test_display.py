@@ -83,10 +83,11 @@ def test_an_address_is_shown_without_its_password(address: str, shown: str) -> N
             "driver 580.1, CUDA 13.0, torch 2.13.0, Triton 3.7.1, numba 0.61.2, Python 3.12",
         ),
         (Environment(torch="2.13.0", python="3.12"), "torch 2.13.0, Python 3.12"),
-        (Environment(), ""),
+        (Environment(), "unknown"),
+        (None, "unknown"),
     ],
 )
-def test_an_environment_is_its_known_versions(environment: Environment, shown: str) -> None:
+def test_an_environment_is_its_known_versions(environment: Environment | None, shown: str) -> None:
     assert versions(environment) == shown
 
 

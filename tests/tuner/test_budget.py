@@ -16,6 +16,7 @@ from tunedex.kernels.base import Kernel
 from tunedex.tuner.budget import Budget, Due
 from tunedex.tuner.report import Effort
 from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.tasks import Task
 
 FINALS, BUDGETING = SETTINGS.finals, SETTINGS.budgeting
 
@@ -80,6 +81,50 @@ def test_one_too_small_for_anything_still_measures_default_and_library(steps: Ke
     assert len(simulation.finals) == 2
     timed = {trial.config.library for trial in store.list_trials(limit=100).items if trial.stage is Stage.FINAL}
     assert timed == {True, False}
+
+
+def test_a_search_that_the_budget_ends_says_how_far_it_came(steps: Kernel, store: Store) -> None:
+    simulation = Simulation(time_us, measure_s=1.5)
+    cut = simulation.sweep(store, [task_of(steps)], Effort(90, 60.0), begun=0.0)
+    (result,) = cut.results
+    assert cut.complete
+    assert result.searched is not None
+    assert result.trials < 90
+    assert (
+        result.searched.shortfall
+        == f"{result.trials} of 90 configs tried: the budget was spent; the same command goes on"
+    )
+    assert result.to_dict()["trials_wanted"] == 90
+    (result,) = Simulation(time_us).sweep(store, [task_of(steps)], Effort(90, 600.0), begun=0.0).results
+    assert result.searched is not None
+    assert (result.trials, result.searched.shortfall) == (90, "")
+
+
+@pytest.mark.parametrize(
+    ("effort", "words"),
+    [
+        (
+            Effort(6, 0.5),
+            "2 of 6 configs tried, the default, the library's calls and what is published alone: the budget",
+        ),
+        (Effort(2, None), "all 2 trials went to the default, the library's calls and what is published; more --trials"),
+    ],
+)
+def test_a_search_that_tried_what_is_known_alone_says_so(
+    steps: Kernel, store: Store, effort: Effort, words: str
+) -> None:
+    (result,) = Simulation(time_us).sweep(store, [task_of(steps)], effort, begun=0.0).results
+    assert result.searched is not None
+    assert result.searched.shortfall.startswith(words)
+
+
+def test_each_batch_of_a_task_has_its_trials(steps: Kernel, store: Store) -> None:
+    (one,) = task_of(steps).problems
+    task = Task(steps, tuple(one.at_batch(batch) for batch in (1, 2, 4)))
+    report = Simulation(time_us).sweep(store, [task], Effort(8, None))
+    assert sum(result.trials for result in report.results) == 24  # six of them anchors
+    assert [result.to_dict()["trials_wanted"] for result in report.results] == [8, 8, 8]
+    assert {result.searched.shortfall for result in report.results if result.searched} == {""}
 
 
 def test_the_time_of_loading_counts(steps: Kernel, store: Store) -> None:

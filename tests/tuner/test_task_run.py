@@ -25,6 +25,7 @@ from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Effort, Progress, Report
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
+from tunedex.tuner.tasks import Task
 
 STATES = (Sample(1980, 51, ""), Sample(1980, 60, "power_cap"), Sample(1600, 83, "thermal", contended=True), Sample())
 
@@ -142,13 +143,27 @@ def test_a_sweep_that_is_interrupted_waits_for_no_database(
     holder.close()
 
 
+@pytest.mark.parametrize(("batches", "best_us"), [((4,), 100.0), ((1, 4), 25.0)])
+def test_the_best_so_far_is_of_a_call_or_of_an_item_of_several_batches(
+    batches: tuple[int, ...], best_us: float, steps: Kernel, tmp_path: Path
+) -> None:
+    told: list[Progress] = []
+    problems = tuple(task_of(steps).problems[0].at_batch(batch) for batch in batches)
+    with open_store(str(tmp_path / "tunedex.db")) as store:
+        Simulation(lambda config: 100.0).sweep(store, [Task(steps, problems)], Effort(6, None), watch=told.append)
+    last = [progress for progress in told if progress.phase == "searching"][-1]
+    assert (last.best_us, last.per_item) == (best_us, len(batches) > 1)
+    finals = [(progress.task, progress.best_us) for progress in told if progress.phase == "final"]
+    assert finals == [(str(problem), None) for problem in problems]
+
+
 def test_the_best_so_far_is_kept_and_not_looked_for_beside_every_trial(
     steps: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Trial] = []
     per_item_us = history.per_item_us
     monkeypatch.setattr(history, "per_item_us", lambda trial: per_item_us(looked.append(trial) or trial))
-    told: list[float | None] = []
+    told: list[Progress] = []
     given: list[dict[bool, float]] = []
     measure = simulated.SimulatedProcess._measure
 
@@ -160,11 +175,10 @@ def test_the_best_so_far_is_kept_and_not_looked_for_beside_every_trial(
     for trials in (8, 16):  # the second goes on from what the first has stored
         with open_store(str(tmp_path / "tunedex.db")) as store:
             Simulation(lambda config: 100.0 + int(config.key[:2], 16)).sweep(
-                store, [task_of(steps)], Effort(trials, None), watch=lambda progress: told.append(progress.best_us)
+                store, [task_of(steps)], Effort(trials, None), watch=told.append
             )
             stored = trials_in(store)
     assert len(looked) <= 2 * len(stored)
-    times = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement)]
-    assert told[-1] == min(times)
     searched = [t.outcome.time_us for t in stored if isinstance(t.outcome, Measurement) and t.stage is Stage.SEARCH]
+    assert [progress.best_us for progress in told if progress.phase == "searching"][-1] == min(searched)
     assert given == [{True: min(searched[:n])} if n else {} for n in range(16)]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tunedex.core import display
 from tunedex.core.config import Config
-from tunedex.core.device import GIB, KIB, MIB, Device, Environment
-from tunedex.core.display import three_digits, time_words
+from tunedex.core.device import GIB, KIB, MIB, Device
+from tunedex.core.display import three_digits, time_words, versions
 from tunedex.core.problem import ALIGNMENT_BYTES, Problem
 from tunedex.core.row import Row
 from tunedex.core.snapshot import Snapshot
@@ -132,11 +131,6 @@ def limits(device: Device) -> str:
     if device.profile:
         parts.append(device.profile)
     return ", ".join(parts) or "known by name only"
-
-
-def versions(environment: Environment | None) -> str:
-    """The versions that are known, for example ``torch 2.13.0, CUDA 13.0``."""
-    return (environment and display.versions(environment)) or "unknown"
 
 
 def date(text: object) -> str:

@@ -24,6 +24,7 @@ from tunedex.cli import (
     sweep,
     verify,
 )
+from tunedex.cli.output import help_alone
 from tunedex.core.errors import TunedexError
 
 app = typer.Typer(
@@ -35,8 +36,9 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     """Options of `tuner` itself."""
@@ -45,6 +47,7 @@ def options(
 
         sys.stdout.write(f"{tunedex.__version__}\n")
         raise typer.Exit
+    help_alone(context)
 
 
 for group in (
@@ -79,7 +82,7 @@ _UsageProblem: Any = next(base for base in typer.BadParameter.__mro__ if base.__
 def run(arguments: list[str]) -> int:
     """Run ``tuner`` with ``arguments`` and return its exit code; prints one line for an error."""
     try:
-        code = app(arguments or ["--help"], prog_name="tuner", standalone_mode=False)
+        code = app(arguments, prog_name="tuner", standalone_mode=False)
         sys.stdout.flush()
     except TunedexError as error:
         return _fail(str(error))

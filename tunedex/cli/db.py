@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunedex.cli.output import DbOption, JsonOption, print_json, print_table, say
+from tunedex.cli.output import DbOption, JsonOption, command_group, print_json, print_table, say
 
 if TYPE_CHECKING:
     import typer
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command group to ``app``."""
-    import typer
-
-    group = typer.Typer(help="Look after the database.", no_args_is_help=True)
+    group = command_group("Look after the database.")
     group.command("upgrade")(upgrade)
     group.command("stats")(stats)
     group.command("check")(check)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedex.cli.output import JsonOption, print_json, print_table, say
 from tunedex.core.device import GIB, KIB, MIB, Device, Environment
-from tunedex.core.display import versions
+from tunedex.core.display import environment_words
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _row(item: DetectedDevice, environment: Environment) -> list[object]:
         _size(device.memory_bytes, GIB, "GiB"),
         _size(device.l2_bytes, MIB, "MiB"),
         _size(device.shared_memory_bytes, KIB, "KiB"),
-        versions(environment),
+        environment_words(environment.key, environment),
         device.key,
     ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunedex.cli.output import DbOption, JsonOption, microseconds, print_json, print_table, say, writing
+from tunedex.cli.output import DbOption, JsonOption, command_group, microseconds, print_json, print_table, say, writing
 from tunedex.cli.promote import DeviceKeyOption
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.errors import BadInput, UnknownKernel
@@ -33,7 +33,7 @@ ProblemOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command group to ``app``."""
-    group = typer.Typer(help="Write what the database knows for other programs.", no_args_is_help=True)
+    group = command_group("Write what the database knows for other programs.")
     group.command("trials")(trials)
     group.command("optuna")(optuna)
     app.add_typer(group, name="export")

@@ -21,6 +21,7 @@ from tunedex.cli.output import (
 )
 from tunedex.core.catalog import builtin_signatures
 from tunedex.core.channel import Channel, check_channel
+from tunedex.core.display import environment_words
 from tunedex.core.errors import BadInput, UnknownRevision
 from tunedex.core.question import parse_parameters, read_question
 from tunedex.core.snapshot import Answer, Match, Snapshot, with_installed
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
     from tunedex.core.device import Device
     from tunedex.core.problem import Problem
+
+
+ObjectiveOption = Annotated[
+    str | None, typer.Option(help="latency (of a call; the default), throughput, error or memory.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +53,7 @@ def lookup(
             "objective, max_error, max_latency_us, max_memory, policy, same_bits.",
         ),
     ],
+    objective: ObjectiveOption = None,
     device: KeyOption = "auto",
     channel: ChannelOption = "stable",
     revision: RevisionOption = None,
@@ -59,7 +66,7 @@ def lookup(
     kernel's default. For example:
     tuner lookup softmax rows=1024 cols=4096 dtype=float32
     """
-    given = parse_parameters(parameters)
+    given = asked(parameters, objective)
     snapshot = snapshot_named(db, device, channel, revision)
     question = read_question(snapshot.signature(kernel), given)
     answer = snapshot.answer(question.problem, question.limits)
@@ -67,7 +74,16 @@ def lookup(
     if as_json:
         print_json(answer.to_dict())
     else:
-        print_lines(answer_lines(question.problem, snapshot, answer))
+        print_lines(answer_lines(question.problem, snapshot, answer, db))
+
+
+def asked(parameters: list[str], objective: str | None) -> dict[str, str]:
+    """The words ``parameters`` by name, and what ``--objective`` says.
+
+    Raises:
+        BadInput: a word is not ``name=value``, or a name is given twice.
+    """
+    return parse_parameters([*parameters, *([] if objective is None else [f"objective={objective}"])])
 
 
 def snapshot_named(db: str | None, device: str, channel: str, revision: int | None) -> Snapshot:
@@ -112,7 +128,17 @@ def _stored(db: str | None, device: Device, channel: Channel, revision: int | No
     return Snapshot(device, channel, 0, {}, {}, {})
 
 
-def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[str, str]:
+def _environment(db: str | None, key: str | None) -> str:
+    """The environment of that key, as the database knows it; "" where an answer names none."""
+    from tunedex.db import open_store
+
+    if not key:
+        return ""
+    with open_store(db, create=False) as store:
+        return environment_words(key, store.environments([key]).get(key))
+
+
+def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer, db: str | None) -> dict[str, str]:
     """The config and its provenance, a line each by its name; one that is not known is empty."""
     return {
         "problem": str(problem),
@@ -127,7 +153,7 @@ def answer_lines(problem: Problem, snapshot: Snapshot, answer: Answer) -> dict[s
         "policy": answer.policy or "",
         "source": answer.source.kind,
         "device": answer.source.device or snapshot.device.key,
-        "environment": answer.source.environment or "",
+        "environment": _environment(db, answer.source.environment),
         "published": f"revision {snapshot.revision} on {snapshot.channel}" if snapshot.revision else "nothing yet",
     }
 

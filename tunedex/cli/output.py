@@ -56,6 +56,17 @@ RevisionOption = Annotated[
 ]
 
 
+def command_group(about: str) -> typer.Typer:
+    """A group of commands; named without one it prints its help."""
+    return typer.Typer(help=about, callback=help_alone, invoke_without_command=True)
+
+
+def help_alone(context: typer.Context) -> None:
+    """Print the help of a group that is named without a command."""
+    if context.invoked_subcommand is None:
+        sys.stdout.write(f"{context.get_help()}\n")
+
+
 def say(message: str) -> None:
     """A line on standard error."""
     sys.stderr.write(f"{message}\n")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tunedex.cli.lookup import answer_lines, note_absence, print_lines, snapshot_named
+from tunedex.cli.lookup import ObjectiveOption, answer_lines, asked, note_absence, print_lines, snapshot_named
 from tunedex.cli.output import (
     ChannelOption,
     DbOption,
@@ -17,8 +17,6 @@ from tunedex.cli.output import (
     print_json,
 )
 from tunedex.core.display import three_digits
-from tunedex.core.errors import BadInput
-from tunedex.core.question import parse_parameters
 from tunedex.core.recommend import read_item
 from tunedex.core.recommend import recommend as recommended
 
@@ -38,9 +36,7 @@ def recommend(
             "alignment; and what is asked: objective, max_error, max_latency_us, max_memory, policy, same_bits.",
         ),
     ],
-    objective: Annotated[
-        str | None, typer.Option(help="latency (of a call; the default), throughput, error or memory.")
-    ] = None,
+    objective: ObjectiveOption = None,
     device: KeyOption = "auto",
     channel: ChannelOption = "stable",
     revision: RevisionOption = None,
@@ -52,11 +48,7 @@ def recommend(
     A sweep over batch=auto tunes them. Where none serves, it is one item with the kernel's default. For example:
     tuner recommend softmax rows=1024 cols=4096 dtype=float32 --objective throughput max_latency_us=5000
     """
-    given = parse_parameters(parameters)
-    if objective is not None:
-        if "objective" in given:
-            raise BadInput("objective is given twice", field="objective")
-        given["objective"] = objective
+    given = asked(parameters, objective)
     snapshot = snapshot_named(db, device, channel, revision)
     item = read_item(snapshot.signature(kernel), given)
     found = recommended(snapshot, item.problem, item.limits)
@@ -66,4 +58,4 @@ def recommend(
         return
     rate = found.items_per_s
     lines = {"batch": str(found.batch), "rate": f"{three_digits(rate)} items/s" if rate is not None else ""}
-    print_lines({**lines, **answer_lines(item.problem.at_batch(found.batch), snapshot, found.answer)})
+    print_lines({**lines, **answer_lines(item.problem.at_batch(found.batch), snapshot, found.answer, db)})

@@ -10,9 +10,12 @@ import typer
 
 from tunedex.cli import tuning
 from tunedex.cli.output import DbOption, JsonOption, given_file, microseconds, print_table, say, whole
+from tunedex.core.channel import Channel
 from tunedex.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tunedex.tuner.devices import DetectedDevice
     from tunedex.tuner.report import Report, Result
     from tunedex.tuner.spent import Spent
@@ -27,10 +30,16 @@ def register(app: typer.Typer) -> None:
 def sweep(
     device: Annotated[str, typer.Option(help="auto, all, cuda, cuda:N or cpu.")] = "auto",
     kernels: Annotated[str | None, typer.Option(help="Kernels to sweep, separated by commas; default all.")] = None,
-    preset: Annotated[str, typer.Option(help="Problems and effort: quick.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="Problems and effort: quick (96 trials a problem, 160 s a device).")
+    ] = "quick",
     problem: Annotated[
         list[str] | None,
-        typer.Option(metavar="KERNEL:NAME=VALUE,...", help="A problem instead of the preset's; may be repeated."),
+        typer.Option(
+            metavar="KERNEL:NAME=VALUE,...",
+            help="A problem instead of the preset's; may be repeated. batch=auto searches those of the batches "
+            "1, 2, 4, 8 and 16 that fit an eighth of the memory.",
+        ),
     ] = None,
     problems: Annotated[
         Path | None,
@@ -41,10 +50,19 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole, help="Configs to try a problem; default the preset's.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help="Configs to try a problem, default and library included; of batch=auto as many a batch.",
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest time a device, as 90s, 5m or 1h; default the preset's.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time a device, as 90s, 5m or 1h; default the preset's, none for problems named.",
+        ),
     ] = None,
     trial_timeout: Annotated[
         str | None,
@@ -108,10 +126,11 @@ def sweep(
             environment = environment_of(first.device)
             if file and file.device_key not in ("", first.device.key):
                 say(f"{problems} was made on {file.device_key}")
+            before = store.current_revision(first.device.key, Channel.CANDIDATE)
             with tuning.watching() as watch:
                 swept = DeviceSweep(store, first, environment, effort, watch, timeouts, others=others, begun=begun)
                 reports.append(swept.run(tasks, options))
-            published.append(tuning.offered(store, first.device.key, reports[-1].revision))
+            published.append(tuning.offered(store, first.device.key, reports[-1].revision, before))
             begun = time.monotonic()
             if reports[-1].interrupted:
                 break
@@ -130,8 +149,18 @@ def _print(reports: list[Report], published: list[str], as_json: bool, command: 
                 ["<kernel", "<problem", "default", "library", "best", "speed-up", "roofline", "<best config"],
                 [_row(result) for result in report.results],
             )
+            for line in _notes(report.results):
+                say(line)
             say(_spent(report.spent))
         say(where)
+
+
+def _notes(results: Sequence[Result]) -> Iterator[str]:
+    """What has to be known to read the table, where it applies."""
+    if any(result.problem.batch > 1 for result in results):
+        yield "times are of one call with all items of its batch"
+    if any(result.best and (result.best.roofline_share or 0) > 1 for result in results):
+        yield "a roofline share above 100% is of data that a cache held, or of a ceiling measured beside other work"
 
 
 def _spent(spent: Spent) -> str:
@@ -175,6 +204,10 @@ def _exit_code(reports: list[Report]) -> int:
             say(f"{report.left} tasks were not reached; the same command goes on with them")
     for result in (result for report in reports for result in report.results if result.contended):
         say(f"{result.problem}: {result.disturbed_by} disturbed its final; the same command takes it again")
+    searched = [result.searched for report in reports for result in report.results if result.searched]
+    short = {f"{each.task}: {each.shortfall}" for each in searched if each.shortfall}
+    for line in sorted(short):
+        say(line)
     unanswered = [result for report in reports for result in report.results if not result.best]
     for result in unanswered:
         failures = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())

@@ -69,15 +69,17 @@ def announce(found: DetectedDevice) -> None:
         say(line)
 
 
-def offered(store: Store, device: str, revision: int) -> str:
-    """Who is offered what was published for ``device`` up to ``revision``, and what offers it to everybody."""
+def offered(store: Store, device: str, revision: int, before: int) -> str:
+    """What was published for ``device`` beyond the revision ``before``, up to ``revision``; who is offered it, and what
+    offers it to everybody."""
     stable = store.current_revision(device)
     if not revision:
         return f"nothing is published for {device}"
+    what = "published up to" if revision > before else "nothing new was published since"
     if stable >= revision:
-        return f"published up to revision {revision}; `tuner serve` answers from it"
+        return f"{what} revision {revision}; `tuner serve` answers from it"
     held = f"stable is held at {stable}" if stable else "stable offers nothing yet"
-    return f"published up to revision {revision} on candidate; {held}; `tuner promote` moves it"
+    return f"{what} revision {revision} on candidate; {held}; `tuner promote` moves it"
 
 
 def print_documents(documents: Sequence[Mapping[str, Any]], command: str, several: str) -> None:
@@ -99,7 +101,8 @@ def watching() -> Iterator[Callable[[Progress], None]]:
 
         def watch(progress: Progress) -> None:
             name, _, rest = progress.task.partition(":")
-            best = f", best {microseconds(progress.best_us)}" if progress.best_us else ""
+            unit = " an item" if progress.per_item else ""
+            best = f", best {microseconds(progress.best_us)}{unit}" if progress.best_us else ""
             with lock:
                 if progress.device not in shown:
                     shown[progress.device] = bar.add_task("starting", total=None)

@@ -8,6 +8,7 @@ import typer
 
 from tunedex.cli import tuning
 from tunedex.cli.output import DbOption, JsonOption, microseconds, print_table, say
+from tunedex.core.channel import Channel
 
 if TYPE_CHECKING:
     from tunedex.tuner.recheck import Rechecked, RecheckReport
@@ -47,12 +48,13 @@ def verify(
     with open_store(db, create=False) as store:
         for found in detect(device):
             tuning.announce(found)
+            before = store.current_revision(found.device.key, Channel.CANDIDATE)
             with tuning.watching() as watch:
                 recheck = Recheck(store, found, environment_of(found.device), budget_s, watch)
                 options = {"command": command, "budget_s": budget_s}
                 reports.append(recheck.run(names, options, everything=everything))
             _tell(reports[-1])
-            published.append(tuning.offered(store, found.device.key, reports[-1].revision))
+            published.append(tuning.offered(store, found.device.key, reports[-1].revision, before))
             if reports[-1].interrupted:
                 break
     _print(reports, published, as_json, command)

@@ -60,10 +60,16 @@ def three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def versions(environment: Environment) -> str:
-    """The versions that are known, for example ``torch 2.13.0, CUDA 13.0``; "" where none is."""
+def environment_words(key: str, environment: Environment | None) -> str:
+    """An environment by the versions that are known of it and by its key, which answers name it by."""
+    return f"{versions(environment)} ({key})"
+
+
+def versions(environment: Environment | None) -> str:
+    """The versions that are known, for example ``torch 2.13.0, CUDA 13.0``; ``unknown`` where none is."""
+    environment = environment or Environment()
     known = [(_VERSIONS[part.name], getattr(environment, part.name)) for part in fields(environment)]
-    return ", ".join(f"{label} {version}" for label, version in known if version)
+    return ", ".join(f"{label} {version}" for label, version in known if version) or "unknown"
 
 
 def without_password(address: str) -> str:

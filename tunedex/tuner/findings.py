@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from tunedex.core import display
 from tunedex.core.device import KIB, Device, Environment
 from tunedex.core.errors import BadInput, TunedexError
 from tunedex.db.records import Ceilings
@@ -80,9 +81,8 @@ def limits(device: Device) -> Finding:
 def versions(environment: Environment, kind: str) -> Finding:
     """Are the versions known that change speed on this kind of device?"""
     named = asdict(environment)
-    words = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     missing = [name for name in _VERSIONS.get(kind, ()) if not named[name]]
-    return judged(not missing, words, f"unknown: {', '.join(missing)}")
+    return judged(not missing, display.versions(environment), f"unknown: {', '.join(missing)}")
 
 
 def ceilings(measured: Ceilings) -> Finding:

@@ -16,7 +16,11 @@ from tunedex.tuner.spent import Spent
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a sweep does: ``trials`` a task (None: no bound), ``budget_s`` seconds a device (None: no bound)."""
+    """How much a sweep does: ``trials`` a problem (None: no bound), ``budget_s`` seconds a device (None: no bound).
+
+    A task of several batches has the trials of all of them, and its search divides them: so the default and the library
+    call of each batch leave it as many as they leave a single problem.
+    """
 
     trials: int | None
     budget_s: float | None
@@ -26,8 +30,12 @@ class Effort:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, and the best time so far.
-    ``device`` is the selector of the one that is at it."""
+    """Where a sweep is, for whoever watches: ``done`` of ``total`` trials of ``task``, in a final of that problem.
+
+    ``best_us`` is the best time that searching has found so far, in microseconds: of a call, or ``per_item`` where the
+    batches of a task are searched together. A final, which times anew, has none. ``device`` is the selector of the one
+    that is at it.
+    """
 
     task: str
     done: int
@@ -35,6 +43,33 @@ class Progress:
     best_us: float | None
     phase: str
     device: str = ""
+    per_item: bool = False
+
+
+@dataclass(frozen=True)
+class Searched:
+    """How far the search of ``task`` came: ``tried`` of the ``wanted`` configs, those of all of its batches; of them
+    ``wanted_here`` are one problem's even share.
+
+    ``known_alone`` is whether nothing but the default, the library's calls and what is published was tried where there
+    was more, ``over`` whether the time for searching ended it.
+    """
+
+    task: str
+    tried: int
+    wanted: int
+    wanted_here: int
+    known_alone: bool = False
+    over: bool = False
+
+    @property
+    def shortfall(self) -> str:
+        """What kept the search from being one, in words; "" where nothing did."""
+        alone = "the default, the library's calls and what is published"
+        if self.over:
+            told = f"{self.tried} of {self.wanted} configs tried{f', {alone} alone' if self.known_alone else ''}"
+            return f"{told}: the budget was spent; the same command goes on"
+        return f"all {self.tried} trials went to {alone}; more --trials search" if self.known_alone else ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +78,8 @@ class Result:
 
     ``best`` is what is served within ``max_error``, ``own`` the best config that is not the library's, ``library``
     the best that is. ``fault`` says why a problem could not be measured at all. Times in microseconds, of one final,
-    which was ``contended`` where it was disturbed; ``disturbed_by`` says what by.
+    which was ``contended`` where it was disturbed; ``disturbed_by`` says what by. ``searched`` says how far its task's
+    search came, None where there was none.
     """
 
     problem: Problem
@@ -58,6 +94,7 @@ class Result:
     fault: str = ""
     contended: bool = False
     disturbed_by: str = ""
+    searched: Searched | None = None
 
     @property
     def asked(self) -> tuple[Problem, float | None]:
@@ -90,6 +127,7 @@ class Result:
             "own_us": own.measurement.time_us if own else None,
             "own_config": own.config.to_dict() if own else None,
             "trials": self.trials,
+            "trials_wanted": self.searched.wanted_here if self.searched else None,
             "failures": dict(self.failures),
             "contended": self.contended,
             "disturbed_by": self.disturbed_by,

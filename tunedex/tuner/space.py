@@ -71,6 +71,11 @@ class Space:
         return config if config and any(b.implementation == config.implementation for b in self.branches) else None
 
     @property
+    def candidates(self) -> frozenset[Config]:
+        """Everything that can be tried: the space, and the default."""
+        return frozenset(self) | ({self.default} if self.default else set())
+
+    @property
     def emptied_by(self) -> str:
         """What leaves no config at all, implementation by implementation; "" where there is one."""
         return "" if len(self) else "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())

@@ -25,7 +25,7 @@ from tunedex.tuner.faults import NotOpened
 from tunedex.tuner.final import Held, finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
-from tunedex.tuner.report import Progress, Result
+from tunedex.tuner.report import Progress, Result, Searched
 from tunedex.tuner.search.search import Candidate, Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
@@ -49,6 +49,7 @@ class TaskRun:
         self._history = History(context, task)
         self._faults: dict[str, str] = {}
         self._search: Search | None = None
+        self._over = False
         self._waiting: dict[Compiled, Candidate] = {}
         self.new_trials = 0
 
@@ -71,7 +72,7 @@ class TaskRun:
             with c.ledger.of("search"):
                 self._search = self._recalled()
         search = self._search
-        total = min(c.effort.trials or search.size, search.size)
+        total = search.wanted
         try:
             while len(self._faults) < len(self._spaces):
                 over = c.budget.clock() >= end
@@ -79,6 +80,7 @@ class TaskRun:
                     self._drop_all_but(search.anchors)
                 self._ask(search, anchors_only=over)
                 if not self._waiting:
+                    self._over = over
                     return
                 if (ready := self._next_compiled(end)) is None:
                     continue
@@ -149,6 +151,7 @@ class TaskRun:
             trials=len(searched),
             failures=dict(sorted(failures.items())),
             fault=self._faults.get(problem.key, ""),
+            searched=self._searched(problem),
         )
         if result.fault:
             return result
@@ -192,7 +195,7 @@ class TaskRun:
         begin = c.budget.clock()
 
         def call(configs: Sequence[Config]) -> FinalTimes | None:
-            self._tell(len(configs), len(configs), "final")
+            c.watch(Progress(str(problem), len(configs), len(configs), None, "final", c.selector))
             self._open(problem)
             round_us = sum(measured[config].time_us for config in configs)
             return c.worker.final(configs, seconds, known, round_us)
@@ -235,7 +238,7 @@ class TaskRun:
         search = Search(
             list(self._spaces.values()),
             sampler=effort.sampler,
-            trials=effort.trials,
+            trials=self._wanted(),
             seed=effort.seed,
             winners=winners,
         )
@@ -245,6 +248,27 @@ class TaskRun:
                 if not self._history.says_nothing(trial) and not self._history.ended_too_soon(trial):
                     search.recall(Candidate(problem, trial.config), per_item_us(trial))
         return search
+
+    def _wanted(self) -> int | None:
+        """How many configs are to be tried of all the task's problems: the trials of each, and no more than it has."""
+        each = self._c.effort.trials
+        return None if each is None else sum(min(each, len(space.candidates)) for space in self._spaces.values())
+
+    def _searched(self, problem: Problem) -> Searched | None:
+        """How far the search came; None where there was none."""
+        if (search := self._search) is None:
+            return None
+        size = len(self._spaces[problem.key].candidates)
+        return Searched(
+            task=str(self._task),
+            tried=len(search.told),
+            wanted=search.wanted,
+            wanted_here=min(self._c.effort.trials or size, size),
+            known_alone=len(search.told) > 0
+            and search.anchors.issuperset(search.told)
+            and search.size > len(search.anchors),
+            over=self._over and len(search.told) < search.wanted,
+        )
 
     @contextmanager
     def _at_fault(self, problem: Problem) -> Iterator[None]:
@@ -345,5 +369,7 @@ class TaskRun:
         return compiled(self._c.pool, candidate.problem, candidate.config)
 
     def _tell(self, done: int, total: int, phase: str) -> None:
-        best_us = self._history.best_per_item_us()
-        self._c.watch(Progress(str(self._task), done, total, best_us, phase, self._c.selector))
+        best_us, per_item = self._history.best_per_item_us(), len(self._task.problems) > 1
+        if best_us is not None and not per_item:
+            best_us *= max(1, self._task.problems[0].batch)
+        self._c.watch(Progress(str(self._task), done, total, best_us, phase, self._c.selector, per_item))

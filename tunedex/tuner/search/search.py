@@ -34,8 +34,8 @@ class Search:
         spaces: the space of each of the task's problems.
         sampler: ``auto`` and ``tpe`` learn from the times; ``random`` and ``brute-force`` take the space in a seeded
             order, and so does ``auto`` where ``trials`` covers the space.
-        trials: how many candidates the search may propose, those recalled included; None is without bound. The default,
-            the library call and ``winners`` are proposed in any case.
+        trials: how many candidates the search may propose, those recalled included, of all spaces together; None is
+            without bound. The default, the library call and ``winners`` are proposed in any case.
         seed: the same seed and the same times give the same proposals.
         winners: what is served now; those that no space has are left out.
     """
@@ -63,6 +63,8 @@ class Search:
         self.size = len(self._unseen | dict.fromkeys(self._first))
         trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
+        #: How many of them are to be proposed.
+        self.wanted = min(self._trials, self.size)
         self._study: PointStudy | None = None
         self._points: dict[Candidate, int] = {}
         learns = sampler is Sampler.TPE or (sampler is Sampler.AUTO and self.size > trials)
