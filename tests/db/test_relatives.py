@@ -104,14 +104,11 @@ def test_a_relative_with_nothing_but_imports_is_none(tuned: Store) -> None:
 
 
 def test_a_key_that_is_none_is_passed_over(tuned: Store, caplog: pytest.LogCaptureFixture) -> None:
-    with tuned._writing() as session:
-        session.execute(
-            text(
-                "INSERT INTO tunedex_devices (key, kind, name, family, description, registered_at, seen_at) "
-                "SELECT 'what is this', kind, name, family, description, registered_at, seen_at FROM tunedex_devices "
-                "WHERE key = :key"
-            ),
-            {"key": H20.key},
-        )
+    statement = text(
+        "INSERT INTO tunedex_devices (key, kind, name, family, description, registered_at, seen_at) "
+        "SELECT 'what is this', kind, name, family, description, registered_at, seen_at FROM tunedex_devices "
+        "WHERE key = :key"
+    )
+    tuned._write(lambda session: session.execute(statement, {"key": H20.key}))
     with caplog.at_level(logging.WARNING):
         assert relatives(tuned) == [(DEVICE.key, 1)]

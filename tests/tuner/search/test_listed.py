@@ -155,5 +155,5 @@ def test_a_hint_is_tried_first_and_corrected_by_what_is_measured() -> None:
             assert point is not None
             tried.append(point)
             study.tell(point, cost(points.values(point)))
-        assert tried[0] == min(hint, key=lambda each: (hint[each], each))
+        assert shifted[tried[0]] <= min(hint.values()) + 0.11
         assert min(cost(points.values(point)) for point in tried) <= 1.2
