@@ -115,17 +115,17 @@ def test_looking_makes_no_database(command: list[str], tmp_path: Path, capsys: C
 
 
 def test_what_is_published_says_whom_it_is_offered_to(url: str, store: Store, capsys: Capture) -> None:
-    assert offered(store, DEVICE.key, 0) == f"nothing is published for {DEVICE.key}"
+    assert offered(store, DEVICE.key, 0, 0) == f"nothing is published for {DEVICE.key}"
     for block in (64, 128):
         revision = store.publish(DEVICE.key, {problem(): [row(block)]})
     everybody = "published up to revision 2; `tuner serve` answers from it"
     nobody = "published up to revision 2 on candidate; stable offers nothing yet; `tuner promote` moves it"
-    assert offered(store, DEVICE.key, revision) == (everybody if store.embedded else nobody)
+    assert offered(store, DEVICE.key, revision, 0) == (everybody if store.embedded else nobody)
     store.promote()
-    assert offered(store, DEVICE.key, revision) == everybody
+    assert offered(store, DEVICE.key, revision, 0) == everybody
     assert run(["rollback", "1", "--db", url]) == 0
     assert "stable is held at 1; `tuner promote` moves it" in capsys.readouterr().err
     held = "on candidate; stable is held at 1; `tuner promote` moves it"
-    assert offered(store, DEVICE.key, revision) == f"published up to revision 2 {held}"
+    assert offered(store, DEVICE.key, revision, 0) == f"published up to revision 2 {held}"
     revision = store.publish(DEVICE.key, {problem(): [row(32)]})
-    assert offered(store, DEVICE.key, revision) == f"published up to revision 3 {held}"
+    assert offered(store, DEVICE.key, revision, 0) == f"published up to revision 3 {held}"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Insert, case, delete, func, insert, select, update
+from sqlalchemy import Insert, case, delete, func, insert, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -191,7 +191,7 @@ def disturbed(session: Session, device: str, environment: str) -> set[str]:
     here = (TrialRow.device_key == device, TrialRow.environment_key == environment)
     finals = select(func.max(TrialRow.id)).where(*here, TrialRow.stage == Stage.FINAL.value)
     newest = finals.group_by(TrialRow.problem_key)
-    disturbed = TrialRow.contended.is_(True)
+    disturbed = TrialRow.contended == true()
     return set(session.scalars(select(TrialRow.problem_key).where(disturbed, TrialRow.id.in_(newest))))
 
 
