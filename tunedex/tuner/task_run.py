@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -85,11 +85,10 @@ class TaskRun:
                 if (ready := self._next_compiled(end)) is None:
                     continue
                 candidate, resources = ready
-                if c.pool is not None and c.budget.clock() < end:
-                    self._ask(search, anchors_only=False)  # these compile while this one is measured
                 needed = candidate in search.anchors
                 limit_s = c.budget.trial_s(c.timeouts.trial_s, end, needed=needed)
-                tried = self._try(candidate, resources, limit_s)
+                with self._asking(search, wanted=c.pool is not None and c.budget.clock() < end):
+                    tried = self._try(candidate, resources, limit_s)
                 if tried is not None:
                     with c.ledger.of("search"):
                         search.tell(candidate, per_item_us(tried))
@@ -280,11 +279,29 @@ class TaskRun:
 
     def _ask(self, search: Search, *, anchors_only: bool) -> None:
         """Have as many candidates proposed and compiling as there is room for."""
+        with self._c.ledger.of("search"):
+            self._fill(search, anchors_only=anchors_only)
+
+    @contextmanager
+    def _asking(self, search: Search, *, wanted: bool) -> Iterator[None]:
+        """Where it is ``wanted``, `_ask` on another thread while the block measures: the device waits for no proposal.
+        What is proposed is the same, since the block tells the search nothing."""
+        if not wanted:
+            yield
+            return
+        with ThreadPoolExecutor(1) as asker:
+            asked = asker.submit(self._fill, search, anchors_only=False)
+            try:
+                yield
+            finally:
+                with self._c.ledger.of("search"):
+                    asked.result()
+
+    def _fill(self, search: Search, *, anchors_only: bool) -> None:
         pool = self._c.pool
         room = (max(SETTINGS.window, pool.processes) if pool else 1) - len(self._waiting)
-        with self._c.ledger.of("search"):
-            for candidate in search.ask(max(0, room), anchors_only=anchors_only):
-                self._waiting[self._compiled(candidate)] = candidate
+        for candidate in search.ask(max(0, room), anchors_only=anchors_only):
+            self._waiting[self._compiled(candidate)] = candidate
 
     def _next_compiled(self, end: float) -> tuple[Candidate, Resources | Failure] | None:
         """The first candidate that is compiled, in the order in which they were proposed; none where the time for
