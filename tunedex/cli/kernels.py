@@ -75,7 +75,7 @@ def _space(kernel: Kernel, problem: Problem, device: Device) -> dict[str, Any]:
         "branches": [
             {
                 "implementation": branch.implementation,
-                "size": len(branch.configs),
+                "size": len(branch),
                 "tunables": [
                     {"name": tunable.name, "values": list(tunable.values), "meaning": tunable.meaning}
                     for tunable in branch.tunables

@@ -11,6 +11,9 @@ from tunedex.core.canonical import key_of
 
 Value = int | float | str | bool
 
+#: The implementation that is the vendor's call.
+LIBRARY = "library"
+
 
 @dataclass(frozen=True, eq=False)
 class Config:
@@ -35,7 +38,7 @@ class Config:
     @property
     def library(self) -> bool:
         """Whether this is the vendor's call, which is always a candidate."""
-        return self.implementation == "library"
+        return self.implementation == LIBRARY
 
     @property
     def precision(self) -> str:

@@ -137,7 +137,7 @@ def cases_of(kernel: Kernel, device: Device) -> tuple[list[Case], dict[str, str]
 
 def _plain(branch: Branch) -> Sequence[Config]:
     """The configs of ``branch`` that compute in full precision, which the rule accepts with no bound given."""
-    return [c for c in branch.configs if c.precision == "ieee"] or branch.configs
+    return [c for c in branch if c.precision == "ieee"] or branch
 
 
 class Numerics:

@@ -108,7 +108,8 @@ class Searching:
     those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
     ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
     unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
-    time. Before all that come the default, the library call and the ``winners`` first of what is published.
+    time. Before all that come the default, the library call and the ``winners`` first of what is published. An
+    implementation with more than ``most_configs`` is refused: its constraints have to say more.
     """
 
     startup_share: float = 0.25
@@ -119,6 +120,7 @@ class Searching:
     other_share: float = 0.2
     most_points: int = 8192
     winners: int = 8
+    most_configs: int = 20_000_000
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,73 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
 
 from tunedex.core.canonical import canonical_json
-from tunedex.core.config import Config, Value
+from tunedex.core.config import LIBRARY, Config
 from tunedex.core.device import Device
 from tunedex.core.display import one_line
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Implementation, Kernel, Tunable
+from tunedex.tuner.codes import Codes, RowIndex
+from tunedex.tuner.feasible import emptying, feasible
 
 #: Names that a config gives a meaning.
 _RESERVED_NAMES = frozenset({"implementation"})
 
 
-@dataclass(frozen=True)
-class Branch:
-    """The part of a space that one implementation has."""
+@dataclass(frozen=True, eq=False)
+class Branch(Sequence[Config]):
+    """The part of a space that one implementation has: its configs, which are made when they are looked at.
+
+    ``tunables`` have each value once, and ``codes`` holds the places of a config's values: configs x tunables.
+    """
 
     implementation: str
     tunables: tuple[Tunable, ...]
-    configs: tuple[Config, ...]
+    codes: Codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> Config: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Config]: ...
+
+    def __getitem__(self, index: int | slice) -> Config | list[Config]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        pairs = zip(self.tunables, self.codes[index].tolist(), strict=True)
+        return Config(self.implementation, {tunable.name: tunable.values[code] for tunable, code in pairs})
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, Config) and self.place(config) is not None
+
+    def place(self, config: Config) -> int | None:
+        """Where ``config`` is among the branch's; None where it is not."""
+        if config.implementation != self.implementation or len(config.values) != len(self.tunables):
+            return None
+        codes = []
+        for tunable, known in zip(self.tunables, self._known, strict=True):
+            code = known.get(canonical_json(config.values[tunable.name])) if tunable.name in config.values else None
+            if code is None:
+                return None
+            codes.append(code)
+        return self._rows.place(codes)
+
+    @cached_property
+    def _known(self) -> list[dict[str, int]]:
+        """The place of each value by its canonical form, by which configs are equal."""
+        return [{canonical_json(value): code for code, value in enumerate(t.values)} for t in self.tunables]
+
+    @cached_property
+    def _rows(self) -> RowIndex:
+        return RowIndex(self.codes)
 
 
 @dataclass(frozen=True)
@@ -54,15 +100,13 @@ class Space:
         return cls(kernel, problem, device, tuple(branches), refused)
 
     def __len__(self) -> int:
-        return sum(len(branch.configs) for branch in self.branches)
+        return sum(map(len, self.branches))
 
     def __iter__(self) -> Iterator[Config]:
-        return itertools.chain.from_iterable(branch.configs for branch in self.branches)
+        return itertools.chain.from_iterable(self.branches)
 
     def __contains__(self, config: Config) -> bool:
-        return any(
-            config in branch.configs for branch in self.branches if branch.implementation == config.implementation
-        )
+        return any(config in branch for branch in self.branches)
 
     @property
     def default(self) -> Config | None:
@@ -71,9 +115,10 @@ class Space:
         return config if config and any(b.implementation == config.implementation for b in self.branches) else None
 
     @property
-    def candidates(self) -> frozenset[Config]:
-        """Everything that can be tried: the space, and the default."""
-        return frozenset(self) | ({self.default} if self.default else set())
+    def size(self) -> int:
+        """How many configs can be tried: those of the space, and the default."""
+        default = self.default
+        return len(self) + (default is not None and default not in self)
 
     @property
     def emptied_by(self) -> str:
@@ -83,7 +128,7 @@ class Space:
     @property
     def library(self) -> tuple[Config, ...]:
         """The configs of the vendor's library call, which is always a candidate."""
-        return tuple(config for config in self if config.library)
+        return tuple(config for branch in self.branches if branch.implementation == LIBRARY for config in branch)
 
 
 def _refusal(implementation: Implementation, problem: Problem, device: Device) -> str | None:
@@ -102,15 +147,12 @@ def _branch(implementation: Implementation, problem: Problem, device: Device) ->
         canonical_json({tunable.name: tunable.values})  # what has no canonical form has no key
         for value in tunable.values:
             Config(implementation.name, {tunable.name: value}).check()
-    points: list[dict[str, Value]] = [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(dict.fromkeys(t.values) for t in tunables))
-    ]
-    if not points:
-        empty = next(t.name for t in tunables if not t.values)
-        return f"tunable {empty} has no value"
-    for constraint in implementation.constraints(problem, device):
-        points = [point for point in points if constraint.holds(point)]
-        if not points:
-            return f"no config is left by the constraint: {constraint.words}"
-    return Branch(implementation.name, tunables, tuple(Config(implementation.name, point) for point in points))
+        if not tunable.values:
+            return f"tunable {tunable.name} has no value"
+    tunables = tuple(replace(tunable, values=tuple(dict.fromkeys(tunable.values))) for tunable in tunables)
+    values = {tunable.name: tunable.values for tunable in tunables}
+    constraints = implementation.constraints(problem, device)
+    codes = feasible(values, constraints)
+    if not len(codes) and (constraint := emptying(values, constraints)):
+        return f"no config is left by the constraint: {constraint.words}"
+    return Branch(implementation.name, tunables, codes)

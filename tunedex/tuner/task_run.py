@@ -26,7 +26,8 @@ from tunedex.tuner.final import Held, finalists, hold
 from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Progress, Result, Searched
-from tunedex.tuner.search.search import Candidate, Search
+from tunedex.tuner.search.listing import Candidate
+from tunedex.tuner.search.search import Search
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
@@ -251,13 +252,13 @@ class TaskRun:
     def _wanted(self) -> int | None:
         """How many configs are to be tried of all the task's problems: the trials of each, and no more than it has."""
         each = self._c.effort.trials
-        return None if each is None else sum(min(each, len(space.candidates)) for space in self._spaces.values())
+        return None if each is None else sum(min(each, space.size) for space in self._spaces.values())
 
     def _searched(self, problem: Problem) -> Searched | None:
         """How far the search came; None where there was none."""
         if (search := self._search) is None:
             return None
-        size = len(self._spaces[problem.key].candidates)
+        size = self._spaces[problem.key].size
         return Searched(
             task=str(self._task),
             tried=len(search.told),

@@ -18,7 +18,7 @@ def features() -> Features:
     rows: list[dict[str, Value]] = [
         {"size": 2**a, "stages": b, "order": order, "fixed": 7} for a in range(5) for b in range(4) for order in "xyz"
     ]
-    return Features.of(Points.of([*rows, {"order": "x", "other": 1}, {"order": "x", "other": -3}]))
+    return Features(Points.of([*rows, {"order": "x", "other": 1}, {"order": "x", "other": -3}]))
 
 
 def values_at(places: list[int]) -> np.ndarray:
@@ -27,11 +27,13 @@ def values_at(places: list[int]) -> np.ndarray:
 
 def test_a_parameter_spans_its_range_and_one_without_a_choice_none(features: Features) -> None:
     assert features.parameters == 4
-    assert features.columns.shape == (62, 6)
-    assert features.columns.min() == 0
-    assert features.columns.max() == 1
-    assert features.columns[0, 0] == 0
-    assert features.columns[-1, 0] == 0.5
+    columns = features.at(range(62))
+    assert columns.shape == (62, 6)
+    assert columns.min() == 0
+    assert columns.max() == 1
+    assert columns[0, 0] == 0
+    assert columns[-1, 0] == 0.5
+    assert (features.at([5, 61]) == columns[[5, 61]]).all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -81,7 +83,7 @@ def test_equal_values_are_no_fault(features: Features) -> None:
 def test_the_gradient_is_that_of_the_loss(features: Features) -> None:
     process = GaussianProcess(features)
     places = list(range(0, 60, 5))
-    table = features.columns[places]
+    table = features.at(places)
     apart = _sums((table[:, None, :] - table[None, :, :]) ** 2, features)
     values = values_at(places)
     theta = np.array([-0.3, 0.2, -1.0, 0.4, -3.0])

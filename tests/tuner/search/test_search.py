@@ -12,8 +12,9 @@ from tunedex.core.device import Device
 from tunedex.core.host import cpu
 from tunedex.core.problem import Problem
 from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
+from tunedex.tuner.search.listing import Candidate
 from tunedex.tuner.search.proposer import Sampler
-from tunedex.tuner.search.search import Candidate, Search
+from tunedex.tuner.search.search import Search
 from tunedex.tuner.space import Space
 
 EVERY_SAMPLER = list(Sampler)

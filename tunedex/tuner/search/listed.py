@@ -12,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from tunedex.tuner.codes import RowIndex
 from tunedex.tuner.search.points import ABSENT, Parameter, Points
 
 
@@ -40,7 +41,7 @@ class Encoding:
         self._points = points
         self._names = [_name(parameter) for parameter in points.parameters]
         self._distributions = [_distribution(parameter) for parameter in points.parameters]
-        self._place = {tuple(codes): place for place, codes in enumerate(points.codes.tolist())}
+        self._rows = RowIndex(points.codes)
         self._column = {name: column for column, name in enumerate(self._names)}
         self._codes_of = [
             {value: code for code, value in enumerate(parameter.values)} for parameter in points.parameters
@@ -71,7 +72,7 @@ class Encoding:
                 return None
             ordered = self._points.parameters[column].ordered
             codes[column] = int(value) if ordered else self._codes_of[column][value]
-        return self._place.get(tuple(codes))
+        return self._rows.place(codes)
 
     def _coded(self, point: int) -> Sequence[tuple[Parameter, int]]:
         return list(zip(self._points.parameters, self._points.codes[point].tolist(), strict=True))

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunedex.core.config import Value
+from tunedex.tuner.codes import Codes
 
-#: Places of values: one row a point, one column a parameter, `ABSENT` where a point has no such parameter.
-Codes = NDArray[np.int32]
-
+#: The code of a parameter that a point lacks.
 ABSENT = -1
 
 
@@ -22,6 +20,12 @@ class Parameter:
 
     name: str
     values: tuple[Value, ...]
+
+    @classmethod
+    def of(cls, name: str, values: tuple[Value, ...]) -> Parameter:
+        """The parameter of distinct ``values`` in any order."""
+        parameter = cls(name, values)
+        return cls(name, tuple(sorted(values))) if parameter.ordered else parameter
 
     @property
     def ordered(self) -> bool:
@@ -43,9 +47,7 @@ class Points:
         columns, codes = [], np.full((len(rows), len(names)), ABSENT, dtype=np.int32)
         for column, name in enumerate(names):
             values = tuple(dict.fromkeys(row[name] for row in rows if name in row))
-            parameter = Parameter(name, values)
-            if parameter.ordered:
-                parameter = Parameter(name, tuple(sorted(values)))
+            parameter = Parameter.of(name, values)
             place = {value: code for code, value in enumerate(parameter.values)}
             codes[:, column] = [place[row[name]] if name in row else ABSENT for row in rows]
             columns.append(parameter)

@@ -7,24 +7,14 @@ integer indices in it, unordered ones categories; which implementation and which
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from tunedex.core.config import Config, Value
-from tunedex.core.problem import Problem
-from tunedex.tuner.search.points import Points
+import numpy as np
+
+from tunedex.tuner.search.listing import Candidate, Listing
 from tunedex.tuner.search.proposer import Sampler, learner
 from tunedex.tuner.search.study import PointStudy
 from tunedex.tuner.space import Space
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One point of a search: a config, and the problem (one of a task's batches) to try it on."""
-
-    problem: Problem
-    config: Config
 
 
 class Search:
@@ -49,31 +39,26 @@ class Search:
         seed: int,
         winners: Sequence[Candidate] = (),
     ) -> None:
-        self._unseen: dict[Candidate, None] = dict.fromkeys(
-            Candidate(space.problem, config) for space in spaces for config in space
-        )
-        self._shuffled = self._in_order(random.Random(seed))
-        self._running: set[Candidate] = set()
+        self._listing = Listing(spaces)
+        self._unseen = np.ones(len(self._listing), dtype=bool)
+        self._order = self._in_order(seed)
+        #: What is under way, with its number; None for a default that no space has.
+        self._running: dict[Candidate, int | None] = {}
         self._told: dict[Candidate, float | None] = {}
         self._proposed = 0
-        served = [winner for winner in winners if winner in self._unseen]
+        served = [winner for winner in winners if self._listing.point(winner) is not None]
         self._first = list(dict.fromkeys([*self._anchors(spaces), *served]))
         self.anchors = frozenset(self._first)
         #: How many candidates there are; the default need not be a point of the space.
-        self.size = len(self._unseen | dict.fromkeys(self._first))
+        self.size = sum(space.size for space in spaces)
         trials = self.size if trials is None else trials
         self._trials = max(trials, len(self._first))
         #: How many of them are to be proposed.
         self.wanted = min(self._trials, self.size)
         self._study: PointStudy | None = None
-        self._points: dict[Candidate, int] = {}
         learns = sampler is Sampler.TPE or (sampler is Sampler.AUTO and self.size > trials)
-        if learns and self._unseen:
-            rows = _rows(spaces)
-            self._points = {candidate: point for point, candidate in enumerate(rows)}
-            self._candidates = list(rows)
-            points = Points.of(list(rows.values()))
-            self._study = PointStudy(learner(sampler, points, seed=seed, trials=trials))
+        if learns and len(self._listing):
+            self._study = PointStudy(learner(sampler, self._listing.points(), seed=seed, trials=trials))
 
     @property
     def told(self) -> Mapping[Candidate, float | None]:
@@ -99,43 +84,45 @@ class Search:
         """Report the time of ``candidate`` in microseconds for one item of its batch; None for a failure."""
         self._told[candidate] = time_us
         if candidate in self._running:
-            self._running.remove(candidate)
-            if self._study is not None and candidate in self._points:
-                self._study.tell(self._points[candidate], _value(time_us))
+            point = self._running.pop(candidate)
+            if self._study is not None and point is not None:
+                self._study.tell(point, _value(time_us))
 
     def recall(self, candidate: Candidate, time_us: float | None) -> None:
         """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
-        if candidate not in self._unseen and candidate not in self._first:
+        point = self._listing.point(candidate)
+        if candidate not in self._first and (point is None or not self._unseen[point]):
             return
-        self._unseen.pop(candidate, None)
         self._first = [first for first in self._first if first != candidate]
         self._told[candidate] = time_us
         self._proposed += 1
-        if self._study is not None and candidate in self._points:
-            self._study.add(self._points[candidate], _value(time_us))
+        if point is not None:
+            self._unseen[point] = False
+            if self._study is not None:
+                self._study.add(point, _value(time_us))
 
     def _next(self) -> Candidate | None:
+        point: int | None
         if self._first:
             candidate = self._first.pop(0)
-            if self._study is not None and candidate in self._points:
-                self._study.start(self._points[candidate])
-        elif not self._unseen:
-            return None
-        elif self._study is None:
-            candidate = next(self._shuffled)
+            point = self._listing.point(candidate)
+            if self._study is not None and point is not None:
+                self._study.start(point)
         else:
-            point = self._study.ask()
-            assert point is not None  # what is unseen here is unseen there
-            candidate = self._candidates[point]
-        self._unseen.pop(candidate, None)
-        self._running.add(candidate)
+            point = next(self._order, None) if self._study is None else self._study.ask()
+            if point is None:
+                return None
+            candidate = self._listing[point]
+        if point is not None:
+            self._unseen[point] = False
+        self._running[candidate] = point
         return candidate
 
-    def _in_order(self, generator: random.Random) -> Iterator[Candidate]:
+    def _in_order(self, seed: int) -> Iterator[int]:
         """What is unseen, in a random order."""
-        candidates = list(self._unseen)
-        generator.shuffle(candidates)
-        return (candidate for candidate in candidates if candidate in self._unseen)
+        for point in np.random.default_rng(seed).permutation(len(self._unseen)).tolist():
+            if self._unseen[point]:
+                yield point
 
     @staticmethod
     def _anchors(spaces: Sequence[Space]) -> Iterable[Candidate]:
@@ -149,20 +136,3 @@ class Search:
 def _value(time_us: float | None) -> float | None:
     """What a study minimises: the logarithm of the time."""
     return None if time_us is None else math.log(time_us)
-
-
-def _rows(spaces: Sequence[Space]) -> dict[Candidate, dict[str, Value]]:
-    """Every candidate of ``spaces`` as the values of one point: batch and implementation are parameters where there are
-    several, and each implementation has parameters of its own."""
-    several = len({branch.implementation for space in spaces for branch in space.branches}) > 1
-    rows: dict[Candidate, dict[str, Value]] = {}
-    for space in spaces:
-        for branch in space.branches:
-            shared: dict[str, Value] = {"batch": space.problem.batch} if len(spaces) > 1 else {}
-            if several:
-                shared["implementation"] = branch.implementation
-            names = {tunable.name: f"{branch.implementation}.{tunable.name}" for tunable in branch.tunables}
-            for config in branch.configs:
-                values = {names[tunable.name]: config.values[tunable.name] for tunable in branch.tunables}
-                rows[Candidate(space.problem, config)] = shared | values
-    return rows

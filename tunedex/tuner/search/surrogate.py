@@ -50,7 +50,7 @@ class SurrogateSampler(ListedSampler):
         super().__init__(points)
         self._settings = settings
         self._random = np.random.default_rng(seed)
-        self._features = Features.of(points)
+        self._features = Features(points)
         self._process = GaussianProcess(self._features, settings)
         #: What is expected of each point, above the best; None where nothing is known.
         self._expected = _expected(self._features, hints, settings)
@@ -77,7 +77,8 @@ class SurrogateSampler(ListedSampler):
         }
         if len(values) >= self._next_fit:
             self._fit(values)
-        known = self._fitted + [point for point in values if point not in set(self._fitted)]
+        fitted = set(self._fitted)
+        known = self._fitted + [point for point in values if point not in fitted]
         self._process.condition([*known, *seen.running])
         mean, deviation = self._process.predict(np.array([values[point] for point in known]))
         gain = expected_improvement(mean + expected[self._pool], deviation, best)
@@ -113,10 +114,10 @@ class SurrogateSampler(ListedSampler):
         """Of some unseen points drawn at random, the one farthest from all that are seen."""
         unseen = np.flatnonzero(self._left)
         drawn = self._random.choice(unseen, min(len(unseen), self._settings.drawn_points), replace=False)
-        others = self._features.columns[[*seen.told, *seen.running]]
+        others = self._features.at([*seen.told, *seen.running])
         if not len(others):
             return int(drawn[0])
-        distances = ((self._features.columns[drawn][:, None, :] - others[None, :, :]) ** 2).sum(axis=2)
+        distances = ((self._features.at(drawn)[:, None, :] - others[None, :, :]) ** 2).sum(axis=2)
         return int(drawn[distances.min(axis=1).argmax()])
 
 
@@ -126,7 +127,7 @@ def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) ->
     hints = [hint for hint in hints if any(value is not None for value in hint.values())]
     if not hints:
         return None
-    every = np.arange(len(features.columns))
+    every = np.arange(len(features))
     above = []
     for hint in hints:
         best = min(value for value in hint.values() if value is not None)
