@@ -47,8 +47,8 @@ def test_one_after_the_other_is_all_at_once(features: Features, places: list[int
         one.condition([*places[:count], *([] if count == len(places) else places[count:][::-1])])
     two.condition(places)
     mean, deviation = one.predict(values_at(places))
-    assert np.allclose(mean, two.predict(values_at(places))[0], atol=1e-6)
-    assert np.allclose(deviation, two.predict(values_at(places))[1], atol=1e-6)
+    assert np.allclose(mean, two.predict(values_at(places))[0], atol=1e-4)  # a prediction is in single precision
+    assert np.allclose(deviation, two.predict(values_at(places))[1], atol=1e-4)  # a prediction is in single precision
 
 
 def test_it_comes_through_what_it_was_told_and_is_unsure_elsewhere(features: Features) -> None:
