@@ -137,7 +137,7 @@ class TestBench:
         problem = kernel.signature.problem(parameters)
         space = Space.of(kernel, problem, device)
         assert space.default is not None
-        configs = list(dict.fromkeys([space.default, *(branch.configs[0] for branch in space.branches)]))
+        configs = list(dict.fromkeys([space.default, *(branch[0] for branch in space.branches)]))
         bench = Bench(device, 0, settings=replace(SETTINGS, timing=timing, finals=finals))
         bench.open(problem, None, FLOOR_US)
         assert bench.opened.policy is (Policy.GRAPH_COLD if graph else Policy.EAGER_COLD)
@@ -220,7 +220,7 @@ class TestBench:
         kernel = get_kernel("softmax")
         problem = kernel.signature.problem({"batch": 4, "rows": 1024, "cols": 4224, "dtype": "bfloat16"})
         space = Space.of(kernel, problem, device)
-        configs = [config for branch in space.branches for config in branch.configs[:2]]
+        configs = [config for branch in space.branches for config in branch[:2]]
         bench = Bench(device, 0, settings=replace(SETTINGS, finals=replace(SETTINGS.finals, seconds=0.2)))
         bench.open(problem, None, FLOOR_US)
         times = [time for time in bench.final(configs)[0] if isinstance(time, FinalTime)]
