@@ -29,6 +29,8 @@ H200 = Device.from_key("nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g")
 COMPILE_S = 60.0
 #: The same of one that hangs.
 HANG_S = 6.0
+#: Longest that a thread is waited for.
+LONG_S = 60.0
 
 
 def pool_of(compile_s: float) -> CompilePool:
@@ -143,7 +145,7 @@ class TestPool:
 
     def test_closing_ends_what_compiles_and_what_waits(self, pool: CompilePool, problem: Problem) -> None:
         futures = [pool.submit(problem, faulty("compile_hang")) for _ in range(pool.processes + 2)]
-        end = time.monotonic() + 60
+        end = time.monotonic() + LONG_S
         while time.monotonic() < end and not futures[0].running():
             time.sleep(0.05)
         pool.close()
@@ -258,7 +260,7 @@ class TestGate:
         def run() -> None:
             with gate.passed():
                 inside.release()
-                leave.wait(30)
+                leave.wait(LONG_S)
 
         threads = [threading.Thread(target=run) for _ in range(count)]
         for thread in threads:
@@ -268,11 +270,11 @@ class TestGate:
     def test_without_memory_one_compiles_at_a_time(self, free: list[int]) -> None:
         gate = MemoryGate(needed_bytes=1)
         threads, inside, leave = self.enter(gate, 3)
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
         assert not inside.acquire(timeout=3 * SETTINGS.memory_poll_s)
         leave.set()
-        assert inside.acquire(timeout=10)
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
+        assert inside.acquire(timeout=LONG_S)
         for thread in threads:
             thread.join()
 
@@ -280,11 +282,11 @@ class TestGate:
         gate = MemoryGate(needed_bytes=1)
         free[0] = 2  # the first sees two, the second sees two and one that has begun, the third must wait
         threads, inside, leave = self.enter(gate, 3)
-        assert inside.acquire(timeout=10)
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
+        assert inside.acquire(timeout=LONG_S)
         assert not inside.acquire(timeout=3 * SETTINGS.memory_poll_s)
         free[0] = 3
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
         leave.set()
         for thread in threads:
             thread.join()
@@ -292,9 +294,9 @@ class TestGate:
     def test_a_closed_gate_holds_nobody(self, free: list[int]) -> None:
         gate = MemoryGate(needed_bytes=1)
         threads, inside, leave = self.enter(gate, 2)
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
         gate.close()
-        assert inside.acquire(timeout=10)
+        assert inside.acquire(timeout=LONG_S)
         leave.set()
         for thread in threads:
             thread.join()
