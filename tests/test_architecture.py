@@ -161,7 +161,14 @@ def _loaded_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ["import tunedex", "import tunedex.client", "import tunedex.core", "import tunedex.cli"]
+    "code",
+    [
+        "import tunedex",
+        "import tunedex.client",
+        "import tunedex.core",
+        "import tunedex.cli",
+        "import tunedex.db.records",
+    ],
 )
 def test_importing_these_loads_nothing_heavy(code: str) -> None:
     assert _loaded_by(code) == set()
@@ -185,7 +192,12 @@ def test_the_server_loads_neither_torch_nor_optuna() -> None:
 
 
 def test_the_database_loads_neither_torch_nor_optuna() -> None:
-    assert _loaded_by("import tunedex.db") == {"sqlalchemy"}
+    assert _loaded_by("from tunedex.db import *") == {"sqlalchemy"}
+
+
+def test_a_measuring_process_loads_no_database() -> None:
+    """It starts often, and nothing is measured meanwhile."""
+    assert "sqlalchemy" not in _loaded_by("import tunedex.tuner.bench")
 
 
 def test_files_fit_a_few_screens() -> None:

@@ -186,7 +186,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield match[0]
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
 
 
 @page
@@ -194,7 +194,7 @@ def test_every_address_shown_answers(path: Path, server: str) -> None:
     shown = [word for words in shell_commands(path) if words[0] == "curl" for word in words if "://" in word]
     for url in shown:
         asked = url.replace("http://127.0.0.1:8421", server).replace("DEVICE_KEY", "cpu-example-2c-avx2")
-        reply = httpx.get(asked, timeout=30)
+        reply = httpx.get(asked, timeout=60)
         assert reply.status_code == 200, f"{path.name}: {url}: {reply.text}"
 
 

@@ -219,7 +219,7 @@ def test_no_failure_ends_the_writing_in_the_background(problem: Any, caplog: pyt
         misses = holding(store, flush_s=0.01)
         misses.count(GPU_KEY, problem(8))
         writing = asyncio.create_task(misses.run())
-        for _ in range(500):
+        for _ in range(6000):
             if store.written:
                 break
             await asyncio.sleep(0.01)
@@ -236,7 +236,7 @@ def test_a_flush_that_is_cancelled_loses_nothing_and_writes_nothing_twice(proble
     class Slow(Scripted):
         def add_misses(self, device: str, counts: dict[Problem, int]) -> None:
             begun.set()
-            assert gate.wait(10)
+            assert gate.wait(60)
             super().add_misses(device, counts)
 
     async def use() -> None:

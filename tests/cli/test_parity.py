@@ -73,7 +73,7 @@ def served(database: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{next(match for match in found if match)[1]}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stderr.close()
 
 

@@ -39,7 +39,7 @@ def server(database: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
             raise AssertionError(f"the server did not start: {''.join(lines)}")
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         process.stderr.close()
 
@@ -58,7 +58,7 @@ def test_it_answers_until_it_is_asked_to_stop(tmp_path: Path) -> None:
             assert client.head("/v1/devices").content == b""
             assert "server" not in client.get("/healthz").headers
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "", "")
 
     with open_store(str(database)) as store:  # what was counted was written at the end
@@ -68,7 +68,7 @@ def test_it_answers_until_it_is_asked_to_stop(tmp_path: Path) -> None:
 def test_ctrl_c_is_a_normal_end(tmp_path: Path) -> None:
     with server(tmp_path / "tunedex.db") as (process, _, _):
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -99,10 +99,10 @@ def test_requests_that_are_no_http_do_not_stop_it(tmp_path: Path) -> None:
     with server(tmp_path / "tunedex.db") as (_, base, _):
         port = int(base.rpartition(":")[2])
         for rubbish in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nHost:\r\nX: " + b"y" * 100_000):
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(rubbish)
                 connection.shutdown(socket.SHUT_WR)
-                connection.settimeout(5)
+                connection.settimeout(60)
                 try:
                     reply = connection.recv(100)
                 except ConnectionResetError:

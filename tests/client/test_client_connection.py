@@ -158,7 +158,7 @@ def test_a_server_answers_and_takes_misses(server: str, database: Path) -> None:
     tunedex.lookup("demo", 7, 512, dtype="bf16")
     assert client.report_misses() == 1
     publish(database, SECOND, BEST)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not client.refresh():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -210,7 +210,7 @@ def test_a_database_made_anew_is_asked_and_not_taken_for_the_one_before(
     anew.replace(database)
     for left in database.parent.glob("fleet.db-*"):
         left.unlink()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not client.refresh():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -341,7 +341,7 @@ def test_the_process_refreshes_and_tells_its_status(database: Path) -> None:
     assert tunedex.refresh() is False
     assert (tunedex.status().device, tunedex.status(other).device) == (H200.key, other.key)
     revision = publish(database, SECOND, device=other)  # of a device that is not the default one
-    assert tunedex.refresh(wait_s=5.0) is True
+    assert tunedex.refresh(wait_s=60.0) is True
     assert tunedex.status(other).revision == revision
     assert tunedex.lookup("demo", 4096, 512, dtype="bf16", device=other).config == SECOND
     assert tunedex.lookup("demo", 4096, 512, dtype="bf16").config == BEST

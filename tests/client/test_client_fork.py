@@ -28,7 +28,7 @@ CHILDREN = 8
 class Shelf:
     name = "shelf"
     origin = "server"
-    wait_s = 5.0
+    wait_s = 60.0
     cached = True
 
     def fetch(self, device: str, channel: str, revision: int | None, etag: str) -> Stamped | None:

@@ -42,7 +42,7 @@ class Shelf:
 
     name = "shelf"
     origin = "server"
-    wait_s = 5.0
+    wait_s = 60.0
     cached = False
 
     def __init__(self, found: Snapshot | None) -> None:

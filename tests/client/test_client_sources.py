@@ -147,8 +147,8 @@ def test_a_body_without_end_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_body_that_drips_is_given_up() -> None:
-    with serving(Script(drip_s=0.1)) as url, pytest.raises(CannotRun, match="does not end its answer within"):
-        fetch(url, wait_s=0.25)
+    with serving(Script(drip_s=0.5)) as url, pytest.raises(CannotRun, match="does not end its answer within"):
+        fetch(url, wait_s=3.0)
 
 
 def test_nobody_there_is_an_error() -> None:

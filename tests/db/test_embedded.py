@@ -177,7 +177,7 @@ def test_a_killed_writer_loses_no_trial_that_was_acknowledged(tmp_path: Path) ->
     assert writer.stdout is not None
     told = [int(writer.stdout.readline()) for _ in range(120)]
     writer.send_signal(signal.SIGKILL)
-    rest, _ = writer.communicate(timeout=30)
+    rest, _ = writer.communicate(timeout=60)
     # A last line may be cut short by the kill; the numbers before it were printed whole.
     told += [int(line) for line in rest.split("\n")[:-1]]
     with open_store(str(path)) as store:

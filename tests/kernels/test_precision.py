@@ -16,7 +16,7 @@ import torch
 from tunedex.kernels.precision import matmul_precision
 
 BACKEND = torch.backends.cuda.matmul
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(params=["none", "ieee", "tf32"], autouse=True)

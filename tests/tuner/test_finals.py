@@ -123,7 +123,7 @@ class TestItsProcess:
         worker.ceilings([])
         started.clear()
         worker.prepare()
-        assert started.wait(10)
+        assert started.wait(60)
         before = simulation.starts
         worker.measure(Config("library"), None, {}, 1.0)  # type: ignore[arg-type]
         worker.renew()

@@ -83,12 +83,12 @@ class Process(SimulatedProcess):
             mine = host.opened.setdefault(self._uuid, [])
             mine.append(arguments[0].key)
             if len(mine) == 1 and host.meeting is not None:
-                host.meeting.wait(30)
+                host.meeting.wait(60)
         if method == "measure" and host.interrupt_at:
             host.interrupt_at -= 1
             if not host.interrupt_at:
                 os.kill(os.getpid(), signal.SIGINT)
-                self._host.interrupted.wait(30)  # a real config runs meanwhile, until its process is ended
+                self._host.interrupted.wait(60)  # a real config runs meanwhile, until its process is ended
         if self._uuid in host.broken and method != "ceilings":
             self.close()
             raise ProcessFailure("planted: the device is gone")
@@ -311,7 +311,7 @@ class TestQueue:
         waiting = threading.Thread(target=lambda: got.append(queue.take()))
         waiting.start()
         queue.give_back(taken)
-        waiting.join(30)
+        waiting.join(60)
         assert got == [taken]
 
     def test_a_stopped_queue_hands_out_nothing(self, steps: Kernel) -> None:
