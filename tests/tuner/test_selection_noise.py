@@ -121,12 +121,16 @@ def test_what_is_a_tenth_better_always_wins(steps: Kernel, tmp_path: Path, monke
 
 
 def test_a_process_that_is_slow_hides_none_of_its_configs_from_the_final(steps: Kernel, tmp_path: Path) -> None:
-    """Every eighth config hangs, and the process after it is another, up to 20 % slower or faster."""
-    for seed in range(5):
+    """Every eighth config hangs, and the process after it is another, up to 20 % slower or faster. Searching tells no
+    better who is fast: 21 configs lie within 6 % of the best, and the final has seats for ten. Were the processes
+    compared by their times alone, one sweep in four would miss what this allows one in seven."""
+    losses = []
+    for seed in range(2 * SWEEPS):
         simulation = device(seed)
         simulation.hangs = lambda config: not config.library and config.key < "2"
         with open_store(str(tmp_path / f"{seed}.db")) as store:
             chosen = best(simulation.sweep(store, [task_of(steps)], Effort(None, None, seed=seed)))
         assert simulation.starts > 4
-        ran = [landscape(c) for c in simulation.tried if not simulation.hangs(c)]
-        assert landscape(chosen) <= 1.01 * min(ran)
+        losses.append(landscape(chosen) / min(landscape(c) for c in simulation.tried if not simulation.hangs(c)))
+    assert sum(loss <= 1.01 for loss in losses) >= 0.85 * len(losses), sorted(losses)
+    assert max(losses) <= 1.05
