@@ -2,6 +2,8 @@
 
 PYTHON ?= .venv/bin/python
 BASE_PYTHON ?= python3
+# Test processes at a time.
+WORKERS ?= 2
 
 .PHONY: sweep test test-gpu lint catalog clean
 .DEFAULT_GOAL := test
@@ -26,7 +28,7 @@ sweep: $(SETUP)
 	$(PYTHON) -m tunedex sweep --preset quick
 
 test: $(SETUP) lint
-	$(PYTHON) -m pytest -m 'not gpu'
+	$(PYTHON) -m pytest -m 'not gpu' --numprocesses $(WORKERS) --dist worksteal
 
 test-gpu: $(SETUP)
 	$(PYTHON) -m pytest -m gpu tests/gpu

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,6 +18,22 @@ import pytest
 import tunedex
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several test processes a temporary folder of its own: a device's lock lies there, and what one
+    process tests of it is not to wait for the other. The process that hands out the tests removes them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:
+        folder = _folders(os.getppid()) / worker
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    else:
+        config.add_cleanup(lambda: shutil.rmtree(_folders(os.getpid()), ignore_errors=True))
+
+
+def _folders(pid: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"tunedex-tests-{pid}"
 
 
 @pytest.fixture

@@ -38,14 +38,15 @@ def pool_of(compile_s: float) -> CompilePool:
 
 
 @pytest.fixture
-def pool() -> Iterator[CompilePool]:
+def pool(planted: Kernel) -> Iterator[CompilePool]:
+    """A pool whose processes, which start with it, know the planted kernels."""
     pool = pool_of(COMPILE_S)
     yield pool
     pool.close()
 
 
 @pytest.fixture
-def hasty() -> Iterator[CompilePool]:
+def hasty(planted: Kernel) -> Iterator[CompilePool]:
     """A pool in which a hang is soon over."""
     pool = pool_of(HANG_S)
     yield pool
@@ -161,7 +162,7 @@ class TestRenewal:
     """Processes whose starts fail, and those that have done enough."""
 
     @pytest.fixture
-    def one(self) -> Iterator[CompilePool]:
+    def one(self, planted: Kernel) -> Iterator[CompilePool]:
         pool = CompilePool(H200, processes=1)
         yield pool
         pool.close()

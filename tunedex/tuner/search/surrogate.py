@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
+from threadpoolctl import ThreadpoolController
 
 from tunedex.tuner.search.gaussian_process import Features, GaussianProcess
 from tunedex.tuner.search.listed import ListedSampler, Seen
@@ -25,6 +26,10 @@ from tunedex.tuner.settings import SETTINGS, Surrogate
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+
+#: The threads of the linear algebra: a proposal takes one core, for the others are compiling, and threads that share a
+#: busy core wait for one another.
+_THREADS = ThreadpoolController()
 
 #: The logarithms of the times of points, None for a failure.
 Hint = Mapping[int, float | None]
@@ -61,6 +66,10 @@ class SurrogateSampler(ListedSampler):
         self._pool: Places = np.zeros(0, dtype=np.int64)
 
     def choose(self, seen: Seen) -> int:
+        with _THREADS.limit(limits=1, user_api="blas"):
+            return self._choose(seen)
+
+    def _choose(self, seen: Seen) -> int:
         self._left[:] = True
         self._left[[*seen.told, *seen.running]] = False
         measured = seen.measured
