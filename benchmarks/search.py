@@ -31,13 +31,13 @@ from tunedex.cli.output import print_table
 from tunedex.core.files import write_whole
 from tunedex.interop.recordings import Recording, read_recordings
 from tunedex.tuner.devices import detect, environment_of
-from tunedex.tuner.replay import Landscape, Replay, Result, replay
-from tunedex.tuner.samplers import replay_sampler
+from tunedex.tuner.replay import Landscape, Replay, Result, replay, replay_sampler
 from tunedex.tuner.search.points import ABSENT
+from tunedex.tuner.search.samplers import Sampler
 from tunedex.tuner.settings import SETTINGS
 
 HERE = Path(__file__).resolve().parent
-OURS = "auto"
+OURS = Sampler.AUTO
 OPTUNA = ("tpe", "tpe-univariate")
 #: All of Kernel Tuner's that need no package besides and minimise one time, but for those that evaluate the same few
 #: configs over and over (`minimize`) or are random or exhaustive by design. The last four are its newest.
@@ -259,7 +259,7 @@ class Bench:
         if name.startswith(PREFIX):
             return self._peer.replays(name.removeprefix(PREFIX), landscape, seeds)
         trials = SETTINGS.replaying.trials
-        return [replay_sampler(name, landscape, trials=trials, seed=seed) for seed in range(seeds)]
+        return [replay_sampler(Sampler(name), landscape, trials=trials, seed=seed) for seed in range(seeds)]
 
     def _filled(self, landscape: Landscape, replays: Sequence[Replay]) -> Cell:
         result = Result.of(landscape, replays, SETTINGS.replaying.trials)

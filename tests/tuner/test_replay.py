@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tunedex.interop.recordings import Recording
-from tunedex.tuner.replay import Landscape, Replay, Result, Shuffled, replay, replay_guesses
-from tunedex.tuner.settings import SETTINGS
+from tunedex.tuner.replay import Landscape, Replay, Result, replay
+from tunedex.tuner.search.study import Shuffled
 
 #: Eight configs of one parameter; the optimum is 1 ms, the median of those that ran 3 ms.
 TIMES_MS = (None, 8.0, 4.0, None, 2.0, 1.0, 1.04, 5.0)
@@ -33,25 +33,6 @@ class Scripted:
 
     def tell(self, point: int, value: float | None) -> None:
         self.told.append((point, value))
-
-
-class ScriptedGuesser:
-    """A guesser that follows a script, None for what is no point, and guesses the last one for ever after."""
-
-    def __init__(self, script: Sequence[int | None]) -> None:
-        self.script = list(script)
-        self.told: list[tuple[int | None, float | None, bool]] = []
-        self.added: list[tuple[int, float | None]] = []
-
-    def ask(self) -> int | None:
-        self.last = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        return self.last
-
-    def tell(self, value: float | None, *, feasible: bool = True) -> None:
-        self.told.append((self.last, value, feasible))
-
-    def add(self, point: int, value: float | None) -> None:
-        self.added.append((point, value))
 
 
 def test_the_loss_is_of_the_best_so_far_and_of_the_median_config_before_there_is_one() -> None:
@@ -92,28 +73,6 @@ def test_the_trials_bound_a_search() -> None:
 def test_a_proposer_that_breaks_its_word_is_found_out(script: list[int]) -> None:
     with pytest.raises(RuntimeError, match="was proposed before, or is none"):
         replay(Scripted(script), landscape(), 5)
-
-
-def test_neither_a_repeat_nor_what_is_no_point_is_a_trial() -> None:
-    guesser = ScriptedGuesser([4, None, 4, 0, 5])
-    assert replay_guesses(guesser, landscape(), 3, seed=0).trace == (4, 0, 5)
-    two = math.log(2.0)
-    assert guesser.told == [(4, two, True), (None, None, False), (4, two, True), (0, None, True), (5, 0.0, True)]
-    assert guesser.added == []
-
-
-def test_a_random_point_is_tried_after_twenty_wasted_guesses_in_a_row() -> None:
-    guesser = ScriptedGuesser([4])
-    trace = replay_guesses(guesser, landscape(), 3, seed=0).trace
-    assert trace[0] == 4
-    assert len(set(trace)) == 3
-    assert [point for point, _ in guesser.added] == list(trace[1:])
-    assert len(guesser.told) == 1 + 2 * SETTINGS.replaying.most_wasted == 41
-
-
-def test_a_guesser_ends_where_every_point_was_tried() -> None:
-    trace = replay_guesses(ScriptedGuesser([None]), landscape(), 100, seed=1).trace
-    assert sorted(trace) == list(range(8))
 
 
 def test_random_takes_every_point_once_in_an_order_of_its_seed() -> None:

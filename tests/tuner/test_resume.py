@@ -30,7 +30,7 @@ from tunedex.db.records import Stage, Sweep, SweepStatus
 from tunedex.kernels.base import Kernel
 from tunedex.tuner.lock import host_name, lock_name
 from tunedex.tuner.report import Effort
-from tunedex.tuner.search.proposer import Sampler
+from tunedex.tuner.search.samplers import Sampler
 from tunedex.tuner.settings import SETTINGS
 
 STEPS = "steps:batch=1,rows=37,cols=64,dtype=float32"

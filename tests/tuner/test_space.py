@@ -16,7 +16,7 @@ from tunedex.db import open_store
 from tunedex.db.records import SweepStatus
 from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
 from tunedex.tuner.report import Effort
-from tunedex.tuner.search.proposer import Sampler
+from tunedex.tuner.search.samplers import Sampler
 from tunedex.tuner.space import Space
 
 

@@ -140,7 +140,7 @@ def test_a_password_is_not_stored_with_the_command(monkeypatch: pytest.MonkeyPat
         (["--budget", "nan"], "--budget nan is not a time"),
         (["--budget", "\u0665s"], "is not a time above 0 and up to a year"),
         (["--budget", "9" * 400], "is not a time above 0 and up to a year"),
-        (["--sampler", "guess"], "sampler 'guess' is unknown"),
+        (["--sampler", "guess"], "--sampler guess is unknown"),
         (["--preset", "slow"], "preset 'slow' is unknown"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--kernels", "sofmax"], "kernel 'sofmax' is unknown"),

@@ -52,11 +52,11 @@ def replay_recordings(
 
     It needs no device and reads no database.
     """
-    from tunedex.tuner.replay import Landscape, Result
-    from tunedex.tuner.samplers import check_sampler, replay_sampler
+    from tunedex.tuner.replay import Landscape, Result, replay_sampler
+    from tunedex.tuner.search.samplers import sampler_named
     from tunedex.tuner.settings import SETTINGS
 
-    check_sampler(sampler)
+    chosen = sampler_named(sampler)
     if warm and sampler != "auto":
         raise BadInput(f"--warm is for the sampler auto; {sampler} learns from its own trials alone", field="warm")
     trials = _positive("trials", SETTINGS.replaying.trials if trials is None else trials)
@@ -65,7 +65,7 @@ def replay_recordings(
     results: dict[str, Result] = {}
     for recording in _read(recordings):
         landscape = Landscape(recording)
-        replays = [replay_sampler(sampler, landscape, trials=trials, seed=seed, warm=known) for seed in range(seeds)]
+        replays = [replay_sampler(chosen, landscape, trials=trials, seed=seed, warm=known) for seed in range(seeds)]
         results[recording.name] = Result.of(landscape, replays, trials)
         say(f"{recording.name}: {seeds} searches of {trials} trials")
     if as_json:

@@ -68,7 +68,9 @@ def sweep(
         str | None,
         typer.Option(metavar="TIME", help="Longest that a config may compile, and may run; default 90s and 60s."),
     ] = None,
-    sampler: Annotated[str, typer.Option(help="auto, tpe, random or brute-force.")] = "auto",
+    sampler: Annotated[
+        str, typer.Option(help="auto, random, brute-force; or Optuna's tpe, tpe-univariate, gp, cmaes, qmc.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Seed of the search.")] = 0,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -87,21 +89,19 @@ def sweep(
     from tunedex.tuner.devices import detect, environment_of
     from tunedex.tuner.problem_file import read_problems
     from tunedex.tuner.report import Effort
-    from tunedex.tuner.search.proposer import Sampler
+    from tunedex.tuner.search.samplers import Sampler, sampler_named
     from tunedex.tuner.settings import SETTINGS
     from tunedex.tuner.sweep import DeviceSweep
     from tunedex.tuner.tasks import preset_named, tasks_for
 
-    if sampler not in list(Sampler):
-        raise BadInput(f"sampler {sampler!r} is unknown; known are {', '.join(Sampler)}", field="sampler")
-    chosen = preset_named(preset)
+    chosen, by = preset_named(preset), sampler_named(sampler)
     given = problem or []
     file = read_problems(problems) if problems else None
-    default_trials = None if sampler == Sampler.BRUTE_FORCE else chosen.trials
+    default_trials = None if by is Sampler.BRUTE_FORCE else chosen.trials
     effort = Effort(
         trials=effort_trials or default_trials,
         budget_s=effort_budget if effort_budget is not None else (None if given or file else chosen.budget_s),
-        sampler=Sampler(sampler),
+        sampler=by,
         seed=seed,
     )
     seen = file.problems if file else ()

@@ -8,7 +8,6 @@ of the median config. A search that ends early keeps what it has found.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,46 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunedex.interop.recordings import Recording
+from tunedex.tuner.search.hints import Hint
 from tunedex.tuner.search.points import Points
+from tunedex.tuner.search.samplers import Sampler, study_of
 from tunedex.tuner.settings import SETTINGS
 
 
 class Proposer(Protocol):
-    """A sampler that knows the points, and proposes none twice."""
+    """What of a `Study` a replay asks."""
 
     def ask(self) -> int | None:
         """A point that was not proposed before; None where all were."""
 
     def tell(self, point: int, value: float | None) -> None:
         """The logarithm of a point's time; None for a failure."""
-
-
-class Guesser(Protocol):
-    """A sampler that knows the parameters alone: it may propose a point again, and what is no point."""
-
-    def ask(self) -> int | None:
-        """A point, or None where the values it proposes are those of none."""
-
-    def tell(self, value: float | None, *, feasible: bool = True) -> None:
-        """Answer the last proposal as `Proposer.tell` does; not feasible is what is no point."""
-
-    def add(self, point: int, value: float | None) -> None:
-        """The answer of a point that it did not propose."""
-
-
-class Shuffled:
-    """The sampler ``random``: every point once, in a seeded order."""
-
-    def __init__(self, count: int, seed: int) -> None:
-        order = list(range(count))
-        random.Random(seed).shuffle(order)
-        self._order = iter(order)
-
-    def ask(self) -> int | None:
-        return next(self._order, None)
-
-    def tell(self, point: int, value: float | None) -> None:
-        """What was found changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +78,25 @@ class Replay:
     sampler_s: float
 
 
+def replay_sampler(
+    sampler: Sampler, landscape: Landscape, *, trials: int, seed: int, warm: Sequence[Recording] = ()
+) -> Replay:
+    """Replay ``sampler`` on ``landscape``. Of the samplers, `auto` alone learns from ``warm``."""
+    points = landscape.points
+    study = study_of(sampler, points, seed=seed, hints=[hint(points, recording) for recording in warm])
+    return replay(study, landscape, trials, batch=SETTINGS.replaying.batch)
+
+
+def hint(points: Points, recording: Recording) -> Hint:
+    """What ``recording`` says of ``points``."""
+    times = {
+        frozenset(config.items()): None if time_ms is None else math.log(time_ms)
+        for config, time_ms in zip(recording.configs, recording.times_ms, strict=True)
+    }
+    keys = (frozenset(points.values(point).items()) for point in range(len(points)))
+    return Hint({point: times[key] for point, key in enumerate(keys) if key in times})
+
+
 def replay(proposer: Proposer, landscape: Landscape, trials: int, *, batch: int = 1) -> Replay:
     """Let ``proposer`` search, told what it found after every ``batch`` proposals.
 
@@ -125,34 +117,6 @@ def replay(proposer: Proposer, landscape: Landscape, trials: int, *, batch: int 
                 proposer.tell(point, landscape.value(point))
         if not asked:
             break
-    return Replay(tuple(trace), clock.spent_s)
-
-
-def replay_guesses(guesser: Guesser, landscape: Landscape, trials: int, *, seed: int) -> Replay:
-    """Let ``guesser`` search. Neither a repeat, of which it is told what is known, nor what is no point is a trial;
-    after so many of them in a row as `Replaying.most_wasted` says, a random point is tried that was not before."""
-    trace: dict[int, None] = {}
-    others = Shuffled(len(landscape), seed)
-    clock = _Clock()
-    wasted = 0
-    while len(trace) < min(trials, len(landscape)):
-        if wasted == SETTINGS.replaying.most_wasted:
-            point = next(other for other in iter(others.ask, None) if other not in trace)
-            with clock:
-                guesser.add(point, landscape.value(point))
-        else:
-            with clock:
-                guess = guesser.ask()
-                if guess is None:
-                    guesser.tell(None, feasible=False)
-                else:
-                    guesser.tell(landscape.value(guess))
-            if guess is None or guess in trace:
-                wasted += 1
-                continue
-            point = guess
-        wasted = 0
-        trace[point] = None
     return Replay(tuple(trace), clock.spent_s)
 
 

@@ -10,7 +10,7 @@ from tunedex.core.device import Environment
 from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.tuner.devices import DetectedDevice
-from tunedex.tuner.search.proposer import Sampler
+from tunedex.tuner.search.samplers import Sampler
 from tunedex.tuner.spent import Spent
 
 

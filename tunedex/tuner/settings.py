@@ -104,22 +104,13 @@ class Finals:
 class Searching:
     """How configs are proposed.
 
-    The first ``startup_share`` of the trials, at least ``least_startup``, are drawn at random. Then ``good_share`` of
-    those that were measured, at least ``least_good``, are what the next ones are to be like. Around a value of an
-    ordered tunable the likelihood falls by ``step_factor`` a step, and ``other_share`` is what the other values of an
-    unordered one have together. Of more than ``most_points`` unseen configs so many are looked at, drawn anew each
-    time. Before all that come the default, the library call and the ``winners`` first of what is published. An
+    First come the default, the library call and the ``winners`` first of what is published. A sampler of Optuna's is
+    passed over for a random config after ``most_wasted`` proposals in a row that were repeats or no configs. An
     implementation with more than ``most_configs`` is refused: its constraints have to say more.
     """
 
-    startup_share: float = 0.25
-    least_startup: int = 8
-    good_share: float = 0.1
-    least_good: int = 2
-    step_factor: float = 0.2
-    other_share: float = 0.2
-    most_points: int = 8192
     winners: int = 8
+    most_wasted: int = 20
     most_configs: int = 20_000_000
 
 
@@ -286,8 +277,7 @@ class Replaying:
     """How a search is replayed on a recording, and what is told of it.
 
     The loss is told after each of ``budgets`` trials; near the optimum is what is at most ``near_share`` slower. A
-    sampler's results are told after every ``batch`` proposals. One that may propose what it knows is given a random
-    config after ``most_wasted`` proposals in a row that were repeats or no configs.
+    sampler's results are told after every ``batch`` proposals.
     """
 
     budgets: tuple[int, ...] = (10, 20, 50, 100, 200)
@@ -295,7 +285,6 @@ class Replaying:
     seeds: int = 20
     near_share: float = 0.05
     batch: int = 1
-    most_wasted: int = 20
 
 
 @dataclass(frozen=True)

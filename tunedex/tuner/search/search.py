@@ -7,13 +7,10 @@ integer indices in it, unordered ones categories; which implementation and which
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
 
 from tunedex.tuner.search.listing import Candidate, Listing
-from tunedex.tuner.search.proposer import Sampler, learner
-from tunedex.tuner.search.study import PointStudy
+from tunedex.tuner.search.samplers import Sampler, study_of
 from tunedex.tuner.space import Space
 
 
@@ -22,8 +19,7 @@ class Search:
 
     Args:
         spaces: the space of each of the task's problems.
-        sampler: ``auto`` and ``tpe`` learn from the times; ``random`` and ``brute-force`` take the space in a seeded
-            order, and so does ``auto`` where ``trials`` covers the space.
+        sampler: how; ``auto`` takes the space in a seeded order, as ``random`` does, where ``trials`` covers it.
         trials: how many candidates the search may propose, those recalled included, of all spaces together; None is
             without bound. The default, the library call and ``winners`` are proposed in any case.
         seed: the same seed and the same times give the same proposals.
@@ -40,8 +36,6 @@ class Search:
         winners: Sequence[Candidate] = (),
     ) -> None:
         self._listing = Listing(spaces)
-        self._unseen = np.ones(len(self._listing), dtype=bool)
-        self._order = self._in_order(seed)
         #: What is under way, with its number; None for a default that no space has.
         self._running: dict[Candidate, int | None] = {}
         self._told: dict[Candidate, float | None] = {}
@@ -55,10 +49,9 @@ class Search:
         self._trials = max(trials, len(self._first))
         #: How many of them are to be proposed.
         self.wanted = min(self._trials, self.size)
-        self._study: PointStudy | None = None
-        learns = sampler is Sampler.TPE or (sampler is Sampler.AUTO and self.size > trials)
-        if learns and len(self._listing):
-            self._study = PointStudy(learner(sampler, self._listing.points(), seed=seed, trials=trials))
+        if sampler is Sampler.AUTO and self.size <= trials:
+            sampler = Sampler.RANDOM
+        self._study = study_of(sampler, self._listing.points(), seed=seed)
 
     @property
     def told(self) -> Mapping[Candidate, float | None]:
@@ -85,44 +78,36 @@ class Search:
         self._told[candidate] = time_us
         if candidate in self._running:
             point = self._running.pop(candidate)
-            if self._study is not None and point is not None:
+            if point is not None:
                 self._study.tell(point, _value(time_us))
 
     def recall(self, candidate: Candidate, time_us: float | None) -> None:
         """Report a candidate of an earlier run. It counts as proposed, unless the space has lost it since."""
         point = self._listing.point(candidate)
-        if candidate not in self._first and (point is None or not self._unseen[point]):
+        if candidate in self._told or candidate in self._running:
+            return
+        if point is None and candidate not in self._first:
             return
         self._first = [first for first in self._first if first != candidate]
         self._told[candidate] = time_us
         self._proposed += 1
         if point is not None:
-            self._unseen[point] = False
-            if self._study is not None:
-                self._study.add(point, _value(time_us))
+            self._study.add(point, _value(time_us))
 
     def _next(self) -> Candidate | None:
         point: int | None
         if self._first:
             candidate = self._first.pop(0)
             point = self._listing.point(candidate)
-            if self._study is not None and point is not None:
+            if point is not None:
                 self._study.start(point)
         else:
-            point = next(self._order, None) if self._study is None else self._study.ask()
+            point = self._study.ask()
             if point is None:
                 return None
             candidate = self._listing[point]
-        if point is not None:
-            self._unseen[point] = False
         self._running[candidate] = point
         return candidate
-
-    def _in_order(self, seed: int) -> Iterator[int]:
-        """What is unseen, in a random order."""
-        for point in np.random.default_rng(seed).permutation(len(self._unseen)).tolist():
-            if self._unseen[point]:
-                yield point
 
     @staticmethod
     def _anchors(spaces: Sequence[Space]) -> Iterable[Candidate]:

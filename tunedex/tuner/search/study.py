@@ -1,9 +1,11 @@
-"""An Optuna study in memory whose trials are points of a space."""
+"""What a search asks for points: an Optuna study in memory whose trials are points, or a random order of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
@@ -13,8 +15,47 @@ from tunedex.tuner.search.listed import ListedSampler
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
+class Study(Protocol):
+    """Points by number, each asked for once. A value is the logarithm of a time, None a failure."""
+
+    def ask(self) -> int | None:
+        """A point that the study has not seen; it is under way until it is told. None where all are seen."""
+
+    def start(self, point: int) -> None:
+        """Have ``point`` under way, which the study was not asked for."""
+
+    def tell(self, point: int, value: float | None) -> None:
+        """Answer a point that is under way."""
+
+    def add(self, point: int, value: float | None) -> None:
+        """Have ``point`` answered, which was never under way here."""
+
+
+class Shuffled:
+    """Every point once, in an order of its seed, whatever is found."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._order = iter(np.random.default_rng(seed).permutation(count).tolist())
+        self._seen: set[int] = set()
+
+    def ask(self) -> int | None:
+        point = next((point for point in self._order if point not in self._seen), None)
+        if point is not None:
+            self._seen.add(point)
+        return point
+
+    def start(self, point: int) -> None:
+        self._seen.add(point)
+
+    def tell(self, point: int, value: float | None) -> None:
+        pass
+
+    def add(self, point: int, value: float | None) -> None:
+        self._seen.add(point)
+
+
 class PointStudy:
-    """Asks ``sampler`` for points and tells it what they took. A value is the logarithm of a time, None a failure."""
+    """Asks ``sampler``, which knows all points, by the interface of `Study`."""
 
     def __init__(self, sampler: ListedSampler) -> None:
         self._sampler = sampler
@@ -23,7 +64,6 @@ class PointStudy:
         self._numbers: dict[int, int] = {}
 
     def ask(self) -> int | None:
-        """A point that the study has not seen; it is under way until it is told. None where all are seen."""
         if len(self._numbers) == len(self._sampler.points):
             return None
         trial = self._study.ask()
@@ -35,18 +75,15 @@ class PointStudy:
         return point
 
     def start(self, point: int) -> None:
-        """Have ``point`` under way, which the sampler was not asked for."""
         self._add(point, TrialState.RUNNING, None)
 
     def tell(self, point: int, value: float | None) -> None:
-        """Answer a point that is under way."""
         if value is None:
             self._study.tell(self._numbers[point], state=TrialState.FAIL)
         else:
             self._study.tell(self._numbers[point], value)
 
     def add(self, point: int, value: float | None) -> None:
-        """Have ``point`` answered, which was never under way here."""
         self._add(point, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
 
     def _add(self, point: int, state: TrialState, value: float | None) -> None:

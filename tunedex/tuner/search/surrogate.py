@@ -12,7 +12,7 @@ models by how much the times here differ from that. The search then starts with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
 from tunedex.tuner.search.gaussian_process import Features, GaussianProcess
+from tunedex.tuner.search.hints import Hint
 from tunedex.tuner.search.listed import ListedSampler, Seen
 from tunedex.tuner.search.points import Points
 from tunedex.tuner.settings import SETTINGS, Surrogate
@@ -30,9 +31,6 @@ Places = NDArray[np.int64]
 #: The threads of the linear algebra: a proposal takes one core, for the others are compiling, and threads that share a
 #: busy core wait for one another.
 _THREADS = ThreadpoolController()
-
-#: The logarithms of the times of points, None for a failure.
-Hint = Mapping[int, float | None]
 
 
 class SurrogateSampler(ListedSampler):
@@ -131,16 +129,16 @@ class SurrogateSampler(ListedSampler):
 
 
 def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) -> Floats | None:
-    """The mean over ``hints`` of how much above its best each point is, at most the clip and where it failed; where a
-    hint says nothing of a point, what a process that learnt from the hint predicts."""
-    hints = [hint for hint in hints if any(value is not None for value in hint.values())]
+    """The mean over ``hints``, by their weights, of how much above its best each point is: the clip at most, and where
+    it failed; where a hint says nothing of a point, what a process that learnt from the hint predicts."""
+    hints = [hint for hint in hints if any(value is not None for value in hint.times.values())]
     if not hints:
         return None
     every = np.arange(len(features))
     above = []
     for hint in hints:
-        best = min(value for value in hint.values() if value is not None)
-        told = {place: settings.clip if value is None else value - best for place, value in hint.items()}
+        best = min(value for value in hint.times.values() if value is not None)
+        told = {place: settings.clip if value is None else value - best for place, value in hint.times.items()}
         row = np.zeros(len(every))
         if len(told) < len(every):
             fastest = sorted(told, key=lambda place: told[place])[: settings.most_fitted]
@@ -150,7 +148,7 @@ def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) ->
             row = process.predict(values)[0]
         row[list(told)] = list(told.values())
         above.append(np.clip(row, 0, settings.clip))
-    expected: Floats = np.mean(above, axis=0)
+    expected: Floats = np.average(above, axis=0, weights=[hint.weight for hint in hints])
     return expected
 
 
