@@ -76,6 +76,7 @@ def read_everything(store: Store) -> None:
     store.loosest_bound(DEVICE.key, problem().key)
     store.ceilings(DEVICE.key, ENVIRONMENT.key)
     store.last_tried(DEVICE.key)
+    store.tried("softmax", VERSION)
     store.disturbed(DEVICE.key, ENVIRONMENT.key)
     store.sweep(1)
     for limit in (1, 100):

@@ -178,6 +178,19 @@ def test_what_is_last_does_not_depend_on_the_clock(store: Store, monkeypatch: py
     assert tried[problem(7).key] < tried[problem(8).key]
 
 
+def test_where_a_kernel_was_tried(store: Store) -> None:
+    store.register_device(OTHER)
+    other = replace(trial(of=problem(7)), device=OTHER.key)
+    store.add_trials([trial(), trial(), other, replace(trial(), kernel_version="older")])
+    found = store.tried("softmax", VERSION)
+    assert {(each.device, each.problem, each.trials) for each in found} == {
+        (DEVICE.key, problem(), 2),
+        (OTHER.key, problem(7), 1),
+    }
+    assert {each.environment for each in found} == {ENVIRONMENT.key}
+    assert store.tried("layernorm", VERSION) == []
+
+
 def test_whose_newest_final_was_disturbed(store: Store) -> None:
     final = replace(trial(), stage=Stage.FINAL)
     disturbed = replace(final, contended=True)

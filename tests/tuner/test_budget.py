@@ -95,7 +95,8 @@ def test_a_search_that_the_budget_ends_says_how_far_it_came(steps: Kernel, store
         == f"{result.trials} of 90 configs tried: the budget was spent; the same command goes on"
     )
     assert result.to_dict()["trials_wanted"] == 90
-    (result,) = Simulation(time_us).sweep(store, [task_of(steps)], Effort(90, 600.0), begun=0.0).results
+    effort = Effort(90, 600.0, stops=False)
+    (result,) = Simulation(time_us).sweep(store, [task_of(steps)], effort, begun=0.0).results
     assert result.searched is not None
     assert (result.trials, result.searched.shortfall) == (90, "")
 

@@ -71,6 +71,13 @@ def sweep(
     sampler: Annotated[
         str, typer.Option(help="auto, random, brute-force; or Optuna's tpe, tpe-univariate, gp, cmaes, qmc.")
     ] = "auto",
+    cold: Annotated[
+        bool,
+        typer.Option("--cold", help="Start from nothing that was measured of other shapes or elsewhere."),
+    ] = False,
+    all_trials: Annotated[
+        bool, typer.Option("--all-trials", help="Go on where nothing faster is expected, until the trials are used up.")
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Seed of the search.")] = 0,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -103,6 +110,8 @@ def sweep(
         budget_s=effort_budget if effort_budget is not None else (None if given or file else chosen.budget_s),
         sampler=by,
         seed=seed,
+        cold=cold,
+        stops=not all_trials,
     )
     seen = file.problems if file else ()
     alike: dict[str, list[DetectedDevice]] = {}
@@ -116,7 +125,7 @@ def sweep(
     command = tuning.command_line()
     options = {"command": command, "preset": preset, "trials": effort.trials, "budget_s": effort.budget_s}
     timeouts = SETTINGS.timeouts.for_trials(longest_trial) if longest_trial else SETTINGS.timeouts
-    options |= {"sampler": sampler, "seed": seed}
+    options |= {"sampler": sampler, "seed": seed, "cold": cold, "all_trials": all_trials}
     reports: list[Report] = []
     published: list[str] = []
     with open_store(db) as store:
@@ -157,6 +166,7 @@ def _print(reports: list[Report], published: list[str], as_json: bool, command: 
 
 def _notes(results: Sequence[Result]) -> Iterator[str]:
     """What has to be known to read the table, where it applies."""
+    yield from dict.fromkeys(line for result in results if result.searched for line in result.searched.lines)
     if any(result.problem.batch > 1 for result in results):
         yield "times are of one call with all items of its batch"
     if any(result.best and (result.best.roofline_share or 0) > 1 for result in results):

@@ -40,7 +40,7 @@ from tunedex.db.models import (
     TrialRow,
 )
 from tunedex.db.reading import read_or, readable
-from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial
+from tunedex.db.records import Ceilings, Stage, Sweep, SweepStatus, Trial, Tried
 from tunedex.db.types import now
 
 #: No more misses than this are kept; those not asked for the longest go first.
@@ -170,6 +170,18 @@ def trials_of(
         statement = statement.where(TrialRow.stage == stage.value)
     found = session.execute(statement.order_by(TrialRow.id)).all()
     return readable(found, lambda pair: trial_of(pair[0], problem_of(pair[1])))
+
+
+def tried(session: Session, kernel: str, kernel_version: str) -> list[Tried]:
+    place = (TrialRow.problem_key, TrialRow.device_key, TrialRow.environment_key)
+    ours = select(ProblemRow.key).where(ProblemRow.kernel == kernel)
+    statement = select(*place, func.count()).where(
+        TrialRow.problem_key.in_(ours), TrialRow.kernel_version == kernel_version
+    )
+    counts = session.execute(statement.group_by(*place).order_by(*place)).all()
+    rows = session.scalars(select(ProblemRow).where(ProblemRow.key.in_({key for key, *_ in counts})))
+    problems = dict(readable(rows, lambda row: (row.key, problem_of(row))))
+    return [Tried(device, env, problems[key], count) for key, device, env, count in counts if key in problems]
 
 
 def loosest_bound(session: Session, device: str, problem: str) -> float | None:

@@ -62,6 +62,16 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """That ``problem`` was tried on a device in an environment, in so many ``trials``."""
+
+    device: str
+    environment: str
+    problem: Problem
+    trials: int
+
+
+@dataclass(frozen=True)
 class Sweep:
     """One run of ``tuner sweep`` on one device, with the options and the limits it ran under."""
 

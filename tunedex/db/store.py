@@ -33,6 +33,7 @@ from tunedex.db.records import (
     Sweep,
     SweepStatus,
     Trial,
+    Tried,
 )
 from tunedex.db.transactions import Patience, transact
 from tunedex.db.urls import parse, spelled
@@ -180,6 +181,10 @@ class Store:
             kernel_version=kernel_version,
             stage=stage,
         )
+
+    def tried(self, kernel: str, kernel_version: str) -> list[Tried]:
+        """Where problems of that version of the kernel were tried, and how often, by problem, device, environment."""
+        return self._read(recording.tried, kernel, kernel_version)
 
     def loosest_bound(self, device: str, problem: str) -> float | None:
         """The largest ``max_error`` under which the problem of that key was tried; None where none was given."""

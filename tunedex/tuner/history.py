@@ -15,6 +15,8 @@ from tunedex.kernels.forward import mapped_forward
 from tunedex.tuner.compiling import COMPILING
 from tunedex.tuner.context import Context
 from tunedex.tuner.faults import laid_on_the_problem
+from tunedex.tuner.search.listing import Candidate
+from tunedex.tuner.search.sources import Source, nearest
 from tunedex.tuner.tasks import Task
 
 #: Times of one run of a measuring process agree; those of two may differ by a tenth, whatever the config.
@@ -97,6 +99,29 @@ class History:
             mine = self._task.max_error
             return mine is not None and (trial.max_error is None or trial.max_error < mine)
         return bool(trial.contended) and trial.outcome.kind in _WANTING
+
+    def elsewhere(self) -> list[Source]:
+        """What the kernel's trials of other shapes, on other devices and in other environments say, the nearest
+        first."""
+        store, signature = self._c.store, self._task.kernel.signature
+        with self._c.ledger.of("store"):
+            tried = store.tried(signature.kernel, signature.version)
+        found = []
+        for source in nearest(signature, self._c.device, self._c.environment, self._task.problems, tried):
+            there = source.tried
+            with self._c.ledger.of("store"):
+                trials = store.trials_of(
+                    there.problem.key,
+                    device=there.device,
+                    environment=there.environment,
+                    kernel_version=signature.version,
+                    stage=Stage.SEARCH,
+                )
+            newest = {trial.config: trial for trial in trials if not self.says_nothing(trial)}
+            times = {Candidate(source.near, config): per_item_us(trial) for config, trial in newest.items()}
+            if any(time is not None for time in times.values()):
+                found.append(replace(source, times=times))
+        return found
 
     def ended_too_soon(self, trial: Trial) -> bool:
         """Whether ``trial`` was ended by a limit on its time that is longer in this sweep, or that is not known."""

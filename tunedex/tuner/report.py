@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.tuner.devices import DetectedDevice
 from tunedex.tuner.search.samplers import Sampler
+from tunedex.tuner.search.search import Ended
+from tunedex.tuner.search.sources import Source
 from tunedex.tuner.spent import Spent
 
 
@@ -20,12 +22,17 @@ class Effort:
 
     A task of several batches has the trials of all of them, and its search divides them: so the default and the library
     call of each batch leave it as many as they leave a single problem.
+
+    A search starts from what the database knows of other shapes, devices and environments unless it is ``cold``, and
+    ``stops`` where it expects less of more trials than times differ by chance; both are the sampler `auto`'s.
     """
 
     trials: int | None
     budget_s: float | None
     sampler: Sampler = Sampler.AUTO
     seed: int = 0
+    cold: bool = False
+    stops: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Searched:
     ``wanted_here`` are one problem's even share.
 
     ``known_alone`` is whether nothing but the default, the library's calls and what is published was tried where there
-    was more, ``over`` whether the time for searching ended it.
+    was more. ``ended`` says what ended it, and ``sources`` what it started from besides.
     """
 
     task: str
@@ -60,13 +67,29 @@ class Searched:
     wanted: int
     wanted_here: int
     known_alone: bool = False
-    over: bool = False
+    ended: Ended = Ended.TRIALS
+    sources: Sequence[Source] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """What the search started from, and that it ended early because it was done; a line each."""
+        lines = []
+        if self.sources:
+            nearest, configs = self.sources[0], sum(len(source.times) for source in self.sources)
+            lines.append(
+                f"{self.task}: started from {configs} configs tried elsewhere, the nearest of {nearest.tried.problem} "
+                f"on {nearest.tried.device}, {nearest.distance:.1f} doublings away"
+            )
+        if self.ended is Ended.GAIN:
+            tried = f"{self.tried} of {self.wanted} configs tried"
+            lines.append(f"{self.task}: {tried}; nothing faster is expected of the others")
+        return lines
 
     @property
     def shortfall(self) -> str:
         """What kept the search from being one, in words; "" where nothing did."""
         alone = "the default, the library's calls and what is published"
-        if self.over:
+        if self.ended is Ended.BUDGET:
             told = f"{self.tried} of {self.wanted} configs tried{f', {alone} alone' if self.known_alone else ''}"
             return f"{told}: the budget was spent; the same command goes on"
         return f"all {self.tried} trials went to {alone}; more --trials search" if self.known_alone else ""
@@ -128,6 +151,8 @@ class Result:
             "own_config": own.config.to_dict() if own else None,
             "trials": self.trials,
             "trials_wanted": self.searched.wanted_here if self.searched else None,
+            "ended": self.searched.ended.value if self.searched else None,
+            "started_from": [source.to_dict() for source in self.searched.sources] if self.searched else [],
             "failures": dict(self.failures),
             "contended": self.contended,
             "disturbed_by": self.disturbed_by,

@@ -124,7 +124,8 @@ class Surrogate:
     ``fit_steps`` steps, to at most ``most_fitted`` of them. In a space of more than ``most_points`` it looks at so many
     and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range: one to begin
     with, and the median and the deviation of the logarithm that are expected of it. The noise is a share of the
-    variance, which is ``least_variance`` at least.
+    variance, which is ``least_variance`` at least. A sweep ends where ``patience`` proposals in a row are each expected
+    to improve by less than ``least_gain``.
     """
 
     first_points: int = 8
@@ -144,6 +145,21 @@ class Surrogate:
     noise_spread: float = 1.5
     noise_bounds: tuple[float, float] = (1e-4, 0.5)
     least_variance: float = 1e-6
+    patience: int = 24
+    least_gain: float = 0.001
+
+
+@dataclass(frozen=True)
+class Sourcing:
+    """What of the kernel's other trials a search starts from: the ``most`` nearest problems, devices and environments,
+    up to ``most_doublings`` away. Each thing that a problem may not differ in for a near answer, such as a dtype,
+    counts as ``unlike_doublings``. What is ``halving_doublings`` farther away counts half as much.
+    """
+
+    most: int = 8
+    most_doublings: float = 6.0
+    unlike_doublings: float = 2.0
+    halving_doublings: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -294,6 +310,7 @@ class Settings:
     finals: Finals = Finals()
     searching: Searching = Searching()
     surrogate: Surrogate = Surrogate()
+    sourcing: Sourcing = Sourcing()
     budgeting: Budgeting = Budgeting()
     timeouts: Timeouts = Timeouts()
     worker: Worker = Worker()

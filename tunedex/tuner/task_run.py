@@ -27,7 +27,9 @@ from tunedex.tuner.history import History, per_item_us
 from tunedex.tuner.nvml import Sample
 from tunedex.tuner.report import Progress, Result, Searched
 from tunedex.tuner.search.listing import Candidate
-from tunedex.tuner.search.search import Search
+from tunedex.tuner.search.samplers import Sampler
+from tunedex.tuner.search.search import Ended, Search
+from tunedex.tuner.search.sources import Source
 from tunedex.tuner.settings import SETTINGS
 from tunedex.tuner.space import Space
 from tunedex.tuner.tasks import Task
@@ -50,6 +52,7 @@ class TaskRun:
         self._history = History(context, task)
         self._faults: dict[str, str] = {}
         self._search: Search | None = None
+        self._sources: Sequence[Source] = ()
         self._over = False
         self._waiting: dict[Compiled, Candidate] = {}
         self.new_trials = 0
@@ -235,12 +238,17 @@ class TaskRun:
             with self._at_fault(problem):
                 rows = self._history.incumbent(problem)[: SETTINGS.searching.winners]
                 winners += [Candidate(problem, row.config) for row in rows]
+        wanted = self._wanted()
+        if effort.sampler is Sampler.AUTO and not effort.cold and wanted is not None:
+            self._sources = self._history.elsewhere()
         search = Search(
             list(self._spaces.values()),
             sampler=effort.sampler,
-            trials=self._wanted(),
+            trials=wanted,
             seed=effort.seed,
             winners=winners,
+            sources=self._sources,
+            stops=effort.stops,
         )
         for problem in self._task.problems:
             newest = {trial.config: trial for trial in self._history.searched(problem)}
@@ -264,10 +272,9 @@ class TaskRun:
             tried=len(search.told),
             wanted=search.wanted,
             wanted_here=min(self._c.effort.trials or size, size),
-            known_alone=len(search.told) > 0
-            and search.anchors.issuperset(search.told)
-            and search.size > len(search.anchors),
-            over=self._over and len(search.told) < search.wanted,
+            known_alone=search.known_alone,
+            ended=Ended.BUDGET if self._over and len(search.told) < search.wanted else search.ended,
+            sources=self._sources,
         )
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,12 @@ from tunedex.core.config import Config, Value
 from tunedex.core.device import Device
 from tunedex.core.host import cpu
 from tunedex.core.problem import Problem
+from tunedex.db.records import Tried
 from tunedex.kernels.base import Constraint, Implementation, Kernel, Launch, Tunable
 from tunedex.tuner.search.listing import Candidate
 from tunedex.tuner.search.samplers import Sampler
-from tunedex.tuner.search.search import Search
+from tunedex.tuner.search.search import Ended, Search
+from tunedex.tuner.search.sources import Source
 from tunedex.tuner.space import Space
 
 #: All but those that take seconds for a handful of configs, and one of two alike.
@@ -147,3 +150,60 @@ def test_failures_only_do_not_stop_a_search(spaces: list[Space], sampler: Sample
             search.tell(candidate, None)
             count += 1
     assert count == 20
+
+
+def sourced(spaces: list[Space], shift: int) -> Source:
+    """All configs of the first space, where the best has twice as many rows ``shift`` times."""
+    problem = spaces[0].problem
+    times: dict[Candidate, float | None] = {}
+    for branch in spaces[0].branches:
+        for config in branch:
+            rows = int(config.values.get("rows", 1))
+            moved = Config(config.implementation, {**config.values, "rows": max(1, rows >> shift)})
+            times[Candidate(problem, config)] = time_of(moved if "rows" in config.values else config)
+    return Source(Tried("a device", "an environment", problem, len(times)), problem, 1.0, times)
+
+
+def test_a_search_that_knows_starts_with_what_was_best_elsewhere_and_finds_what_is_here(spaces: list[Space]) -> None:
+    search = Search(spaces[:1], sampler=Sampler.AUTO, trials=14, seed=1, sources=[sourced(spaces, 1)])
+    tried = run(search, 2)
+    assert time_of(tried[2].config) == pytest.approx(15.0)  # after default and library, one step from the best
+    assert min(time_of(each.config) or math.inf for each in tried) == 10.0
+
+
+def test_what_no_space_has_any_more_says_nothing(spaces: list[Space]) -> None:
+    gone = Candidate(spaces[0].problem, Config("numba", {"rows": 3, "cols": 4, "order": "row"}))
+    source = replace(sourced(spaces, 0), times={gone: 1.0})
+    search, cold = (Search(spaces[:1], sampler=Sampler.AUTO, trials=14, seed=1, sources=s) for s in ([source], []))
+    assert run(search) == run(cold)
+
+
+def test_a_search_ends_where_nothing_faster_is_expected(spaces: list[Space]) -> None:
+    def flat(search: Search) -> int:
+        count = 0
+        while candidates := search.ask(4):
+            for candidate in candidates:
+                search.tell(candidate, 10.0)
+                count += 1
+        return count
+
+    ends = Search(spaces, sampler=Sampler.AUTO, trials=100, seed=1, stops=True)
+    assert flat(ends) < 60
+    assert (ends.settled, ends.ended) == (True, Ended.GAIN)
+    goes_on = Search(spaces, sampler=Sampler.AUTO, trials=100, seed=1)
+    assert flat(goes_on) == 100
+    assert (goes_on.settled, goes_on.ended) == (False, Ended.TRIALS)
+
+
+def test_a_surprise_keeps_a_search_going(spaces: list[Space]) -> None:
+    search = Search(spaces, sampler=Sampler.AUTO, trials=100, seed=1, stops=True)
+    under_way: list[Candidate] = []
+    while not search.settled:
+        asked = search.ask(8)
+        for candidate in asked[:-1]:
+            search.tell(candidate, 10.0)
+        under_way += asked[-1:]
+    assert search.ask(1) == []
+    search.tell(under_way[-1], 5.0)
+    assert not search.settled
+    assert len(search.ask(1)) == 1

@@ -43,6 +43,8 @@ class GuessedStudy:
     `Searching.most_wasted` such guesses in a row a random point is taken.
     """
 
+    gain: float | None = None
+
     def __init__(self, name: str, points: Points, seed: int) -> None:
         with _quiet():
             self._study = optuna.create_study(sampler=OPTUNA_SAMPLERS[name](seed))

@@ -84,6 +84,8 @@ class ListedSampler(BaseSampler):
     def __init__(self, points: Points) -> None:
         self.points = points
         self.encoding = Encoding(points)
+        #: How much the point chosen last is expected to improve on the best; None where nobody says.
+        self.gain: float | None = None
         self._chosen: dict[str, Any] = {}
         self._places: dict[int, int | None] = {}
 

@@ -18,6 +18,10 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 class Study(Protocol):
     """Points by number, each asked for once. A value is the logarithm of a time, None a failure."""
 
+    @property
+    def gain(self) -> float | None:
+        """How much the point asked for last is expected to improve on the best; None where nobody says."""
+
     def ask(self) -> int | None:
         """A point that the study has not seen; it is under way until it is told. None where all are seen."""
 
@@ -33,6 +37,8 @@ class Study(Protocol):
 
 class Shuffled:
     """Every point once, in an order of its seed, whatever is found."""
+
+    gain: float | None = None
 
     def __init__(self, count: int, seed: int) -> None:
         self._order = iter(np.random.default_rng(seed).permutation(count).tolist())
@@ -62,6 +68,10 @@ class PointStudy:
         self._encoding = sampler.encoding
         self._study = optuna.create_study(sampler=sampler)
         self._numbers: dict[int, int] = {}
+
+    @property
+    def gain(self) -> float | None:
+        return self._sampler.gain
 
     def ask(self) -> int | None:
         if len(self._numbers) == len(self._sampler.points):

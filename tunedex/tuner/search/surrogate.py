@@ -64,6 +64,7 @@ class SurrogateSampler(ListedSampler):
         self._pool: Places = np.zeros(0, dtype=np.int64)
 
     def choose(self, seen: Seen) -> int:
+        self.gain = None
         with _THREADS.limit(limits=1, user_api="blas"):
             return self._choose(seen)
 
@@ -91,6 +92,7 @@ class SurrogateSampler(ListedSampler):
         gain = expected_improvement(mean + expected[self._pool], deviation, best)
         gain[~self._left[self._pool]] = -1.0
         found = int(gain.argmax())
+        self.gain = max(0.0, float(gain[found]))
         return int(self._pool[found]) if gain[found] >= 0 else int(self._random.choice(np.flatnonzero(self._left)))
 
     def _fit(self, values: dict[int, float]) -> None:
