@@ -25,6 +25,7 @@ ROUTES = (
     "/v1/bests",
     "/v1/trials",
     "/v1/sweeps",
+    "/v1/sweeps/1/curves",
     "/v1/misses",
     "/metrics",
 )

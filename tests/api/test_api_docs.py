@@ -68,6 +68,7 @@ def test_the_document_names_every_route_with_its_errors(quiet_site: Any) -> None
 
     lists = {f"/v1/{name}" for name in ("devices", "kernels", "bests", "trials", "sweeps", "misses")}
     others = {"/v1/lookup", "/v1/lookup:batch", "/v1/recommend", "/v1/snapshot", "/healthz", "/readyz", "/metrics"}
+    others.add("/v1/sweeps/{number}/curves")
     assert set(paths) == lists | others
     for operations in paths.values():
         for operation in operations.values():
@@ -91,6 +92,7 @@ def test_the_document_names_every_route_with_its_errors(quiet_site: Any) -> None
         ("/nothing", schemas.ErrorSchema),
         ("/v1/bests", schemas.ListReply),
         ("/v1/devices", schemas.ListReply),
+        ("/v1/sweeps/1/curves", schemas.CurvesReply),
     ],
 )
 def test_replies_have_the_documented_shape(quiet_site: Any, path: str, model: type[BaseModel]) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from tunedex.api.schemas import CurvesReply
+from tunedex.db.records import Stage
 
 GPU_KEY = "nvidia-sm90-132sm-l2_60m-smem_227k-mem_140g"
 LISTS = ["devices", "kernels", "bests", "trials", "sweeps", "misses"]
@@ -98,6 +102,43 @@ def test_a_sweep_says_how_it_ended(quiet_site: Any) -> None:
         "policy": "graph",
         "same_bits": None,
     }
+
+
+def test_a_sweep_s_curves(quiet_site: Any) -> None:
+    reply = quiet_site.get("/v1/sweeps/1/curves").json()
+
+    (curve,) = reply["curves"]
+    assert reply["sweep"] == 1
+    assert curve["problem"]["dims"] == {"batch": 1, "rows": 1024, "cols": 256}
+    assert (curve["trials"], curve["points"]) == (1, [])  # what was measured was measured in a final
+
+
+def test_the_curves_of_a_sweep_that_has_found_something(site: Any) -> None:
+    (number,) = (sweep.id for sweep in site.store.list_sweeps().items)
+    trial = next(trial for trial in site.store.list_trials(status="measured").items)
+    site.store.add_trials([replace(trial, id=None, sweep=number, stage=Stage.SEARCH)])
+    reply = site.get(f"/v1/sweeps/{number}/curves").json()
+    (point,) = next(curve["points"] for curve in reply["curves"])
+    assert point["best_us"] == trial.outcome.time_us
+    assert point["config"] == trial.config.to_dict()
+    CurvesReply.model_validate(reply, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "kind"),
+    [
+        ("7", 404, "unknown-sweep"),
+        (str(2**63 - 1), 404, "unknown-sweep"),
+        (str(2**63), 422, "bad-input"),
+        ("0", 422, "bad-input"),
+        ("x", 422, "bad-input"),
+    ],
+)
+def test_the_curves_of_no_sweep(quiet_site: Any, number: str, status: int, kind: str) -> None:
+    reply = quiet_site.get(f"/v1/sweeps/{number}/curves")
+    assert reply.status_code == status
+    assert reply.json()["type"].endswith(kind)
+    assert "number" in reply.json()["detail"] or number in reply.json()["detail"]
 
 
 @pytest.mark.parametrize(

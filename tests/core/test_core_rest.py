@@ -29,6 +29,7 @@ def test_one_root_for_all_errors() -> None:
         "UnknownKernel",
         "UnknownDevice",
         "UnknownRevision",
+        "UnknownSweep",
     }
     assert {error.__name__ for error in found if issubclass(error, CannotRun)} == {
         "CannotRun",

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 
 from tunedex.cli.app import run
 from tunedex.core.channel import Channel
-from tunedex.core.errors import DamagedDatabase, DatabaseError
+from tunedex.core.errors import DamagedDatabase, DatabaseError, UnknownSweep
 from tunedex.core.measurement import Failure, FailureKind
 from tunedex.core.snapshot import Match
 from tunedex.db import Store, database_url, migrate, open_store
@@ -79,6 +79,8 @@ def read_everything(store: Store) -> None:
     store.tried("softmax", VERSION)
     store.disturbed(DEVICE.key, ENVIRONMENT.key)
     store.sweep(1)
+    with suppress(UnknownSweep):
+        store.curves(1)
     for limit in (1, 100):
         store.list_trials(limit=limit)
         store.list_sweeps(limit=limit)

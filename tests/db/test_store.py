@@ -23,7 +23,7 @@ from db_examples import (
 from tunedex.core.canonical import MAX_INT
 from tunedex.core.device import Environment
 from tunedex.core.display import one_line
-from tunedex.core.errors import BadInput, DatabaseError
+from tunedex.core.errors import BadInput, DatabaseError, UnknownSweep
 from tunedex.core.limits import Limits, Objective
 from tunedex.core.measurement import Failure, FailureKind, Policy, Resources
 from tunedex.core.problem import Problem
@@ -198,6 +198,40 @@ def test_whose_newest_final_was_disturbed(store: Store) -> None:
     store.add_trials([replace(disturbed, problem=problem(8), stage=Stage.SEARCH), replace(final, problem=problem(8))])
     assert store.disturbed(DEVICE.key, ENVIRONMENT.key) == {problem().key}
     assert store.disturbed(DEVICE.key, Environment(torch="1.0").key) == set()
+
+
+def test_a_curve_falls_where_a_config_was_faster(store: Store) -> None:
+    number = store.start_sweep(Sweep(DEVICE.key, ENVIRONMENT.key, {}))
+    started = store.list_sweeps().items[0].started_at
+    assert started is not None
+    times: list[float | None] = [None, 9.0, 12.0, 7.0, None, 7.0]
+    trials = [
+        replace(
+            trial(sweep=number),
+            config=config(2**n),
+            outcome=Failure(FailureKind.OOM) if time_us is None else replace(measurement(), time_us=time_us),
+            created_at=started + timedelta(seconds=n - 1),  # the clock was behind at first
+        )
+        for n, time_us in enumerate(times)
+    ]
+    store.add_trials([*trials, replace(trials[1], problem=problem(7)), replace(trials[3], stage=Stage.FINAL)])
+    store.add_trials([replace(trials[3], sweep=None)])
+    first, second = store.curves(number)
+    assert [(point.trials, point.seconds, point.best_us) for point in first.points] == [(2, 0.0, 9.0), (4, 2.0, 7.0)]
+    assert [point.config for point in first.points] == [trials[1].config, trials[3].config]
+    assert (first.problem, first.trials, first.seconds) == (problem(), 6, 4.0)
+    assert (second.problem, second.trials, len(second.points)) == (problem(7), 1, 1)
+
+
+def test_a_sweep_of_failures_and_an_empty_one_have_no_points_and_no_curves(store: Store) -> None:
+    number = store.start_sweep(Sweep(DEVICE.key, ENVIRONMENT.key, {}))
+    assert store.curves(number) == []
+    store.add_trial(replace(trial(sweep=number), outcome=Failure(FailureKind.OOM)))
+    (curve,) = store.curves(number)
+    assert (curve.trials, curve.points) == (1, ())
+    for unknown in (number + 1, 0, -1, MAX_INT):
+        with pytest.raises(UnknownSweep, match=f"there is no sweep {unknown}"):
+            store.curves(unknown)
 
 
 def test_a_sweep_says_how_it_ended(store: Store) -> None:

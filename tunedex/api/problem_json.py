@@ -20,6 +20,7 @@ from tunedex.core.errors import (
     UnknownDevice,
     UnknownKernel,
     UnknownRevision,
+    UnknownSweep,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -76,6 +77,12 @@ KINDS: dict[str, ErrorKind] = {
             404,
             "No published revision has this number",
             "GET /v1/snapshot without a revision tells the current one.",
+        ),
+        ErrorKind(
+            "unknown-sweep",
+            404,
+            "No sweep has this number",
+            "GET /v1/sweeps lists those that are known.",
         ),
         ErrorKind(
             "writes-refused",
@@ -169,6 +176,7 @@ _KIND_OF: dict[type[Exception], str] = {
     UnknownKernel: "unknown-kernel",
     UnknownDevice: "unknown-device",
     UnknownRevision: "unknown-revision",
+    UnknownSweep: "unknown-sweep",
 }
 
 

@@ -167,6 +167,30 @@ class ListReply(Strict):
     next: str | None
 
 
+class CurvePointDocument(Strict):
+    trials: int
+    seconds: float
+    best_us: float
+    config: dict[str, Any]
+
+
+class CurveDocument(Strict):
+    """``trials`` and ``seconds`` are of all that the sweep tried of the problem; a point has those after which the best
+    time fell to ``best_us``."""
+
+    problem: dict[str, Any]
+    trials: int
+    seconds: float
+    points: list[CurvePointDocument]
+
+
+class CurvesReply(Strict):
+    """One curve a problem, in the order of their first trials."""
+
+    sweep: int
+    curves: list[CurveDocument]
+
+
 class Accepted(Strict):
     """How many misses of a report were taken, and what was wrong with the others."""
 

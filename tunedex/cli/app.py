@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tunedex.cli import (
+    curve,
     db,
     devices,
     export,
@@ -57,6 +58,7 @@ for group in (
     verify,
     selftest,
     profile,
+    curve,
     replay,
     export,
     lookup,

@@ -4,7 +4,8 @@
     ├── BadInput            the caller's words are wrong          exit 2, HTTP 422
     │   ├── UnknownKernel   no kernel of that name                exit 2, HTTP 404
     │   ├── UnknownDevice   no device of that key                 exit 2, HTTP 404
-    │   └── UnknownRevision no published revision of that number  exit 2, HTTP 404
+    │   ├── UnknownRevision no published revision of that number  exit 2, HTTP 404
+    │   └── UnknownSweep    no sweep of that number               exit 2, HTTP 404
     └── CannotRun           the request is right, the machine or the database is not
         ├── MissingExtra    a package of an extra is not installed          exit 2
         ├── DatabaseError   the database cannot be opened, read or written  exit 2, HTTP 503
@@ -39,6 +40,10 @@ class UnknownDevice(BadInput):
 
 class UnknownRevision(BadInput):
     """There is no published revision of that number."""
+
+
+class UnknownSweep(BadInput):
+    """There is no sweep of that number."""
 
 
 class CannotRun(TunedexError):

@@ -11,7 +11,7 @@ from tunedex.core.canonical import time_text
 from tunedex.core.device import Environment
 from tunedex.core.measurement import Failure, Measurement
 from tunedex.core.problem import Problem
-from tunedex.db.records import Best, DeviceSummary, Miss, Sweep, Trial
+from tunedex.db.records import Best, Curve, DeviceSummary, Miss, Sweep, Trial
 
 #: Environments by key.
 Environments = Mapping[str, Environment]
@@ -89,6 +89,15 @@ def sweep_document(sweep: Sweep, environments: Environments) -> dict[str, Any]:
         "status": sweep.status.value,
         "started_at": _time(sweep.started_at),
         "ended_at": _time(sweep.ended_at),
+    }
+
+
+def curve_document(curve: Curve) -> dict[str, Any]:
+    return {
+        "problem": problem_document(curve.problem),
+        "trials": curve.trials,
+        "seconds": curve.seconds,
+        "points": [{**asdict(point), "config": point.config.to_dict()} for point in curve.points],
     }
 
 

@@ -86,6 +86,27 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """A config that was faster than those before it: after how many trials of its problem, the failed ones included,
+    and how many seconds of the sweep, and its time as searching took it."""
+
+    trials: int
+    seconds: float
+    best_us: float
+    config: Config
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The best time so far of one problem in one sweep, which tried ``trials`` configs, the last after ``seconds``."""
+
+    problem: Problem
+    trials: int
+    seconds: float
+    points: tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True)
 class Best:
     """A published row with its problem and the revisions it is valid for: from ``since``, up to before ``until``."""
 

@@ -21,11 +21,12 @@ from tunedex.core.problem import Problem
 from tunedex.core.row import Row
 from tunedex.core.signature import Signature
 from tunedex.core.snapshot import Snapshot
+from tunedex.db import curves, listing, migrate, publishing, recording, snapshots
 from tunedex.db import engine as engines
-from tunedex.db import listing, migrate, publishing, recording, snapshots
 from tunedex.db.records import (
     Best,
     Ceilings,
+    Curve,
     DeviceSummary,
     Miss,
     Page,
@@ -331,6 +332,15 @@ class Store:
             BadInput: ``limit`` is not from 1 to 1000, or ``after`` is no ``next`` of this list.
         """
         return self._read(listing.list_sweeps, device, after, limit)
+
+    def curves(self, sweep: int) -> list[Curve]:
+        """The best time so far of each problem that the sweep of that number searched, in the order of their first
+        trials. What earlier sweeps tried is not in it.
+
+        Raises:
+            UnknownSweep: there is no such sweep.
+        """
+        return self._read(curves.curves, sweep)
 
     def add_misses(self, device: str, counts: Mapping[Problem, int]) -> None:
         """Add to how often each problem was asked for in vain. The device need not be known.

@@ -130,7 +130,7 @@ class Surrogate:
 
     first_points: int = 8
     drawn_points: int = 64
-    hinted_points: int = 4
+    hinted_points: int = 8
     clip: float = 1.0
     fit_every: int = 8
     fit_steps: int = 30

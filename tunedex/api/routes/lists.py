@@ -1,4 +1,5 @@
-"""`/v1/devices`, `/v1/kernels`, `/v1/bests`, `/v1/trials`, `/v1/sweeps`: what the database holds, page by page."""
+"""`/v1/devices`, `/v1/kernels`, `/v1/bests`, `/v1/trials`, `/v1/sweeps`: what the database holds, page by page; and
+`/v1/sweeps/NUMBER/curves`."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from tunedex.api.replies import json_reply, strict_query
-from tunedex.api.schemas import BestsQuery, ListReply, Paging, SweepsQuery, TrialsQuery
+from tunedex.api.schemas import BestsQuery, CurvesReply, ListReply, Paging, SweepsQuery, TrialsQuery
 from tunedex.api.state import state_of
+from tunedex.core.canonical import MAX_INT
 from tunedex.db import Store, documents
 from tunedex.db.documents import Environments
 from tunedex.db.records import Page
@@ -91,3 +93,14 @@ async def sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Re
         return _measured(store, page, lambda sweep: sweep.environment, documents.sweep_document)
 
     return await run_sync(read)
+
+
+@router.get(
+    "/v1/sweeps/{number}/curves",
+    summary="How fast a sweep came to its best",
+    responses={200: {"model": CurvesReply}},
+)
+async def curves(request: Request, number: Annotated[int, Path(ge=1, le=MAX_INT)]) -> Response:
+    """The best time so far of each problem, against trials and seconds; a point wherever it fell."""
+    found = await run_sync(state_of(request).store.curves, number)
+    return json_reply({"sweep": number, "curves": [documents.curve_document(curve) for curve in found]})

@@ -35,17 +35,20 @@ class Features:
 
     A parameter with an order is one column, from 0 to 1 in the logarithm of its values; one without is a column a
     value, so that any two of its values are as far apart as the ends of another's. Where a point lacks a parameter it
-    lies in the middle.
+    lies in the middle. What is ``known`` of each point besides, from 0 to 1, is a parameter with an order.
     """
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: Points, known: Floats | None = None) -> None:
         self._codes = points.codes
+        self._known = known
         #: Of each parameter with a choice of values: its place, and its columns by code, `ABSENT` last.
         self._tables = [
             (place, _table(parameter)) for place, parameter in enumerate(points.parameters) if len(parameter.values) > 1
         ]
         #: Which parameter each column is of.
         self.parameter = np.repeat(np.arange(len(self._tables)), [table.shape[1] for _, table in self._tables])
+        if known is not None:
+            self.parameter = np.append(self.parameter, len(self._tables))
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -53,12 +56,15 @@ class Features:
     @property
     def parameters(self) -> int:
         """How many parameters have a choice of values."""
-        return len(self._tables)
+        return len(self._tables) + (self._known is not None)
 
     def at(self, places: Places) -> Floats:
         """The points at ``places``: places x columns."""
-        codes = self._codes[np.asarray(places, dtype=np.int64)]
+        rows = np.asarray(places, dtype=np.int64)
+        codes = self._codes[rows]
         columns = [table[codes[:, place]] for place, table in self._tables]
+        if self._known is not None:
+            columns.append(self._known[rows, None])
         return np.concatenate(columns, axis=1) if columns else np.zeros((len(codes), 0))
 
 

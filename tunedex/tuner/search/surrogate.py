@@ -6,13 +6,15 @@ count as that factor, and failures as well, so that the process models the good 
 length scales on telling bad from worse. Points under way count as told what is expected of them, so that those which
 are proposed meanwhile lie elsewhere.
 
-What another device or shape measured of the same points, a hint, is what the process expects before it is told: it
-models by how much the times here differ from that. The search then starts with what was best there.
+What other devices or shapes measured of the same points, hints, is one more thing that the process knows of a point:
+how far its time goes with that it learns like anything else. The search then starts with what was best there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,6 @@ from tunedex.tuner.settings import SETTINGS, Surrogate
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-#: The threads of the linear algebra: a proposal takes one core, for the others are compiling, and threads that share a
-#: busy core wait for one another.
 _THREADS = ThreadpoolController()
 
 
@@ -53,10 +53,12 @@ class SurrogateSampler(ListedSampler):
         super().__init__(points)
         self._settings = settings
         self._random = np.random.default_rng(seed)
-        self._features = Features(points)
+        with _one_core():
+            hinted = _hinted(Features(points), hints, settings)
+        self._features = Features(points, hinted)
         self._process = GaussianProcess(self._features, settings)
-        #: What is expected of each point, above the best; None where nothing is known.
-        self._expected = _expected(self._features, hints, settings)
+        #: The order in which hints have the points, the best first; empty where there are none.
+        self._ranking = np.zeros(0, dtype=np.int64) if hinted is None else hinted.argsort(kind="stable")
         self._left = np.ones(len(points), dtype=bool)
         #: The points that the process was fitted to, and after how many it is fitted again.
         self._fitted: list[int] = []
@@ -65,35 +67,39 @@ class SurrogateSampler(ListedSampler):
 
     def choose(self, seen: Seen) -> int:
         self.gain = None
-        with _THREADS.limit(limits=1, user_api="blas"):
+        with _one_core():
             return self._choose(seen)
 
     def _choose(self, seen: Seen) -> int:
         self._left[:] = True
         self._left[[*seen.told, *seen.running]] = False
         measured = seen.measured
-        if self._expected is not None and len(seen) < self._settings.hinted_points:
-            return int(np.where(self._left, self._expected, np.inf).argmin())
-        if len(measured) < 2 or (self._expected is None and len(seen) < self._settings.first_points):
+        if len(self._ranking):
+            hinted = self._hinted(every=len(measured) < 2)
+            if hinted is not None:
+                return hinted
+        elif len(measured) < 2 or len(seen) < self._settings.first_points:
             return self._apart(seen)
-        expected = np.zeros(len(self.points)) if self._expected is None else self._expected
         best = min(measured.values())
         worst = best + self._settings.clip
-        values = {
-            point: (worst if value is None else min(value, worst)) - float(expected[point])
-            for point, value in seen.told.items()
-        }
+        values = {point: worst if value is None else min(value, worst) for point, value in seen.told.items()}
         if len(values) >= self._next_fit:
             self._fit(values)
         fitted = set(self._fitted)
         known = self._fitted + [point for point in values if point not in fitted]
         self._process.condition([*known, *seen.running])
         mean, deviation = self._process.predict(np.array([values[point] for point in known]))
-        gain = expected_improvement(mean + expected[self._pool], deviation, best)
+        gain = expected_improvement(mean, deviation, best)
         gain[~self._left[self._pool]] = -1.0
         found = int(gain.argmax())
         self.gain = max(0.0, float(gain[found]))
         return int(self._pool[found]) if gain[found] >= 0 else int(self._random.choice(np.flatnonzero(self._left)))
+
+    def _hinted(self, *, every: bool) -> int | None:
+        """The best unseen point of the first by the hints, or of all of them; None where there is none."""
+        ranking = self._ranking if every else self._ranking[: self._settings.hinted_points]
+        unseen = ranking[self._left[ranking]]
+        return int(unseen[0]) if len(unseen) else None
 
     def _fit(self, values: dict[int, float]) -> None:
         settings = self._settings
@@ -130,9 +136,16 @@ class SurrogateSampler(ListedSampler):
         return int(drawn[distances.min(axis=1).argmax()])
 
 
-def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) -> Floats | None:
-    """The mean over ``hints``, by their weights, of how much above its best each point is: the clip at most, and where
-    it failed; where a hint says nothing of a point, what a process that learnt from the hint predicts."""
+def _one_core() -> AbstractContextManager[Any]:
+    """The linear algebra of the block takes one thread: the other cores are compiling, and threads that share a busy
+    core wait for one another."""
+    return _THREADS.limit(limits=1, user_api="blas")
+
+
+def _hinted(features: Features, hints: Sequence[Hint], settings: Surrogate) -> Floats | None:
+    """The mean over ``hints``, by their weights, of how much above its best each point is, as a share of the clip: 1 at
+    most, and where it failed; where a hint says nothing of a point, what a process that learnt from the hint predicts.
+    None where no hint says anything."""
     hints = [hint for hint in hints if any(value is not None for value in hint.times.values())]
     if not hints:
         return None
@@ -150,8 +163,8 @@ def _expected(features: Features, hints: Sequence[Hint], settings: Surrogate) ->
             row = process.predict(values)[0]
         row[list(told)] = list(told.values())
         above.append(np.clip(row, 0, settings.clip))
-    expected: Floats = np.average(above, axis=0, weights=[hint.weight for hint in hints])
-    return expected
+    mean: Floats = np.average(above, axis=0, weights=[hint.weight for hint in hints]) / settings.clip
+    return mean
 
 
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
