@@ -16,7 +16,7 @@ from tunedex.core.device import Device, Environment
 from tunedex.core.measurement import Measurement, Policy
 from tunedex.db import open_store
 from tunedex.db.records import Stage, Trial
-from tunedex.interop.trials import read_trial_sets
+from tunedex.interop.trials import read_trial_sets, write_trial_sets
 
 ROOT = Path(__file__).parents[1]
 ROW = {"kernel", "problem", "bytes", "flops", "implementation", "ours_us", "served_us", "default_us", "library_us"}
@@ -119,3 +119,31 @@ def test_leaving_problems_out(tmp_path: Path) -> None:
     command[2] = str(tmp_path / "absent.json")
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_searching_one_shape_from_the_others(tmp_path: Path) -> None:
+    """On the brute force of the results: warm is near the optimum after two trials, cold is not."""
+    found = read_trial_sets(ROOT / "benchmarks" / "results" / "cpu" / "near.trials.json.gz")
+    chosen = [each for each in found if each.problem.kernel == "linear_gelu"][:3]
+    path, out = tmp_path / "some.trials.json.gz", tmp_path / "warm.json"
+    write_trial_sets(path, chosen)
+    command = [sys.executable, str(ROOT / "benchmarks" / "warm.py"), str(path), "--seeds", "2", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert document["problems"] == 3
+    assert document["warm"]["2"] < 0.05 < document["cold"]["2"]
+    assert {row["sources"] for row in document["rows"]} == {2}
+    command[2] = str(tmp_path / "absent.json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_opening_a_large_space(tmp_path: Path) -> None:
+    out = tmp_path / "space.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "space.py"), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert document["configs"] > 10**6
+    assert min(document[name] for name in ("open_s", "search_s", "ask_s")) > 0
