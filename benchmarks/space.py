@@ -2,7 +2,7 @@
 
     python benchmarks/space.py --out benchmarks/results/cpu/space.json
 
-Ten tunables with constraints on two and three of them, which leave two fifths of their product. Prints the
+Ten tunables with constraints on two and three of them, which leave two thirds of their product. Prints the
 seconds, the least of some runs, of `Space.of`, of a `Search` of it, and of its first sixteen proposals. Needs no GPU.
 """
 

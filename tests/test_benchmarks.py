@@ -47,17 +47,24 @@ def test_the_quick_benchmark(tmp_path: Path) -> None:
     assert sum(trial.stage is Stage.SEARCH for trial in exported.trials) == 4
 
 
-def test_the_benchmark_of_searches(tmp_path: Path) -> None:
-    folder, out, raw = tmp_path / "recordings", tmp_path / "results" / "search.json", tmp_path / "raw.json"
+@pytest.fixture
+def bowls(tmp_path: Path) -> Path:
+    """A folder of two recordings of one space of 64 configs."""
+    folder = tmp_path / "recordings"
     folder.mkdir()
     for name, slope in (("bowl__A", 1), ("bowl__B", 2)):
         times = {(x, y): 1.0 + slope * abs(x - 5) + abs(y - 3) for x in range(8) for y in range(8)}
         entries = {f"{x},{y}": {"x": x, "y": y, "time": time} for (x, y), time in times.items()}
         head = {"device_name": name, "kernel_name": "bowl", "tune_params_keys": ["x", "y"]}
         (folder / f"{name}.json").write_text(json.dumps({**head, "cache": entries}))
+    return folder
+
+
+def test_the_benchmark_of_searches(tmp_path: Path, bowls: Path) -> None:
+    out, raw = tmp_path / "results" / "search.json", tmp_path / "raw.json"
 
     def ran(samplers: str) -> str:
-        options = ["--recordings", str(folder), "--seeds", "6", "--out", str(out), "--raw", str(raw)]
+        options = ["--recordings", str(bowls), "--seeds", "6", "--out", str(out), "--raw", str(raw)]
         command = [sys.executable, str(ROOT / "benchmarks" / "search.py"), *options, "--samplers", samplers]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -147,3 +154,17 @@ def test_opening_a_large_space(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     assert document["configs"] > 10**6
     assert min(document[name] for name in ("open_s", "search_s", "ask_s")) > 0
+
+
+def test_settings_that_were_chosen_elsewhere(tmp_path: Path, bowls: Path) -> None:
+    out = tmp_path / "left_out.json"
+    options = ["--recordings", str(bowls), "--seeds", "1", "--out", str(out)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "settings_left_out.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert {row["recording"] for row in document["recordings"]} == {"bowl__A", "bowl__B"}
+    assert document["mean"]["left_out"]["100"] == 0  # of 64 configs, all were tried
+    for row in document["recordings"]:
+        assert row["best_here"]["50"] <= row["left_out"]["50"]
+        assert row["chosen"] in document["choices"]
