@@ -119,12 +119,12 @@ class Surrogate:
     """How the sampler `auto` proposes, in logarithms of times.
 
     The first ``first_points`` lie far apart: each is the farthest from the others of ``drawn_points`` at random; with
-    hints, the first ``hinted_points`` are those that are best by them. Times
-    more than ``clip`` above the best count as that. The process is fitted again after at most ``fit_every`` trials, in
-    ``fit_steps`` steps, to at most ``most_fitted`` of them. In a space of more than ``most_points`` it looks at so many
-    and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range: one to begin
-    with, and the median and the deviation of the logarithm that are expected of it. The noise is a share of the
-    variance, which is ``least_variance`` at least. A sweep ends where ``patience`` proposals in a row are each expected
+    hints, the first ``hinted_points`` are those that are best by them. Times more than ``clip`` above the best count as
+    that. The process is fitted again after at most ``fit_every`` trials, in ``fit_steps`` steps, to at most
+    ``most_fitted`` of them; that of a hint to its ``hint_fitted`` best. In a space of more than ``most_points`` it looks
+    at so many and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range:
+    one to begin with, and the median and the deviation of the logarithm that are expected of it. The noise is a share
+    of the variance, which is ``least_variance`` at least. A sweep ends where ``patience`` proposals in a row are each expected
     to improve by less than ``least_gain``.
     """
 
@@ -135,6 +135,7 @@ class Surrogate:
     fit_every: int = 8
     fit_steps: int = 30
     most_fitted: int = 400
+    hint_fitted: int = 200
     most_points: int = 20_000
     leaders: int = 5
     first_length: float = 0.5

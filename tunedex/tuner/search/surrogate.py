@@ -156,7 +156,7 @@ def _hinted(features: Features, hints: Sequence[Hint], settings: Surrogate) -> F
         told = {place: settings.clip if value is None else value - best for place, value in hint.times.items()}
         row = np.zeros(len(every))
         if len(told) < len(every):
-            fastest = sorted(told, key=lambda place: told[place])[: settings.most_fitted]
+            fastest = sorted(told, key=lambda place: told[place])[: settings.hint_fitted]
             process = GaussianProcess(features, settings)
             values = np.minimum([told[place] for place in fastest], settings.clip)
             process.fit(fastest, values, every)
