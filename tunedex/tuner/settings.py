@@ -121,11 +121,11 @@ class Surrogate:
     The first ``first_points`` lie far apart: each is the farthest from the others of ``drawn_points`` at random; with
     hints, the first ``hinted_points`` are those that are best by them. Times more than ``clip`` above the best count as
     that. The process is fitted again after at most ``fit_every`` trials, in ``fit_steps`` steps, to at most
-    ``most_fitted`` of them; that of a hint to its ``hint_fitted`` best. In a space of more than ``most_points`` it looks
-    at so many and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole range:
-    one to begin with, and the median and the deviation of the logarithm that are expected of it. The noise is a share
-    of the variance, which is ``least_variance`` at least. A sweep ends where ``patience`` proposals in a row are each expected
-    to improve by less than ``least_gain``.
+    ``most_fitted`` of them; that of a hint to its ``hint_fitted`` best. In a space of more than ``most_points`` it
+    looks at so many and at the neighbours of the ``leaders`` best. A length scale is in units of a parameter's whole
+    range: one to begin with, and the median and the deviation of the logarithm that are expected of it. The noise is a
+    share of the variance, which is ``least_variance`` at least. A sweep ends where ``patience`` proposals in a row are
+    each expected to improve by less than ``least_gain``.
     """
 
     first_points: int = 8
